@@ -39,10 +39,10 @@ def fine_tuned() -> dict[str, torch.Tensor]:
     """Two epochs of an odd batch, and of one that only the first process has a share of."""
     biased = fitted(scenes(64)).to(torch.float64)
     splits = made_splits(biased)
-    options = {"epochs": 2, "rate": 1e-3, "batch": len(splits.train.moved) - 1}
+    options = {"epochs": 2, "rate": 1e-3, "batch": len(splits.train) - 1}
     view, _ = fine_tune(
         biased,
-        splits.train.moved,
+        splits.train,
         lambda view: splits.validation.predict(view).transplant_worst,
         **options,
     )

@@ -398,11 +398,8 @@ def _cells(seed: Tensor, purpose: int, cells: int, size: int) -> tuple[Tensor, T
     column = torch.floor(column_place)  # [B, size, size]
     side = cells + 2
     index = (row * side + column).to(torch.int64).flatten(1)
-
-    def pick(values: Tensor) -> Tensor:
-        return values.flatten(1).gather(1, index).view(len(seed), size, size)
-
-    value = pick(lattice(seed, purpose, side, side))
+    drawn = lattice(seed, purpose, side, side).flatten(1)
+    value = drawn.gather(1, index).view(len(seed), size, size)
     jitter = value * 7 - torch.floor(value * 7)  # other digits of the same draw
     right = column_place - column - 0.5 - (jitter - 0.5) * 0.3
     down = row_place - row - 0.5 - (value - 0.5) * 0.3

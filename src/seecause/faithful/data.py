@@ -163,10 +163,10 @@ def match_classes(net: IFAM, data: Dataset) -> tuple[Tensor, Tensor | None]:
         return own, read_in9_map(find_in9_map(data.name))
     if len(data.classes) == net.classes and in_order(data, names, net.classes):
         return own, None
-    strange = next((name for name in data.classes if name not in names), None)
-    if strange is not None or not data.classes or len(set(names)) < len(names):
+    unknown = [name for name in data.classes if name not in names]
+    if unknown or not data.classes or len(set(names)) < len(names):
         listed = ", ".join(names[:6]) or f"{net.classes}, without names"
-        expected = f"a dataset with the network's classes ({listed}); {strange!r} is none of them"
+        expected = f"a dataset with the network's classes ({listed}); not among them: {unknown[:3]}"
         raise BadOption("data", data.name, expected)
     return torch.tensor([names.index(name) for name in data.classes]), None
 

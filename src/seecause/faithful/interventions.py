@@ -206,25 +206,22 @@ def leave_one_out(
         torch.Size([4, 2, 8])
     """
     net = network(net)
-    rows, members = list[tuple[Tensor, Tensor, Tensor]](), list[Tensor | None]()
+    logits, labels, groups = list[Tensor](), list[Tensor](), list[Tensor]()
     with evaluating(net), intervene(net, drop_parts=drop_parts, quantile=quantile, by=by):
-        fixed, parts = net.removed.clone(), torch.arange(net.parts, device=net.device)
-        for images, labels, *groups in batches:
-            assert images is not None and labels is not None
+        fixed = net.removed.clone()
+        each_part = fixed | torch.eye(net.parts, dtype=torch.bool, device=net.device)
+        for images, truth, *group in batches:
+            assert images is not None and truth is not None
             images = images.to(net.stage1.prototypes)
             features, noise = net.stage1.tower.features(images), net.noise_for(images)
             _, maps, _, votes = net.discover(features, noise)
-            plain = _without(net, images, maps, votes, fixed)
-            without = [
-                _without(net, images, maps, votes, fixed | (parts == part))
-                for part in range(net.parts)
-            ]
-            rows.append((plain.cpu(), torch.stack(without).cpu(), labels.cpu()))
-            members.append(groups[0] if groups else None)
-    plain, without, labels = zip(*rows, strict=True)
-    given = [group.cpu() for group in members if group is not None]
-    every = torch.cat(given if len(given) == len(rows) else labels)
-    return LeaveOneOut(torch.cat(plain), torch.cat(without, dim=1), torch.cat(labels), every)
+            runs = [_without(net, images, maps, votes, gone) for gone in (fixed, *each_part)]
+            logits.append(torch.stack(runs).cpu())  # [1 + K, B, C]
+            labels.append(truth.cpu())
+            groups += [each.cpu() for each in group if each is not None]
+    plain, *without = torch.cat(logits, dim=1)
+    every = torch.cat(groups if len(groups) == len(labels) else labels)
+    return LeaveOneOut(plain, torch.stack(without), torch.cat(labels), every)
 
 
 def _without(net: IFAM, images: Tensor, maps: Tensor, votes: Tensor, removed: Tensor) -> Tensor:

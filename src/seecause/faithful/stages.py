@@ -36,7 +36,7 @@ from seecause.engine.attend import Groups
 from seecause.engine.chunks import fit
 from seecause.engine.graphs import ModuleOwner, captured
 from seecause.engine.walk import walk
-from seecause.errors import BadImage, NotDefined, UnsupportedModel
+from seecause.errors import NotDefined, UnsupportedModel
 from seecause.faithful.parts import Assignment, Modulation, distances, dot_products, new_prototypes
 from seecause.models.block import chain, fused, hiding
 from seecause.models.layout import TokenLayout
@@ -221,16 +221,8 @@ class Backbone(nn.Module):
         return self.parts.blocks[0].heads * self.parts.blocks[0].head_dim
 
     def layout(self, images: Tensor) -> TokenLayout:
-        """The tokens of these images, or what is wrong with them."""
-        parts, (height, width) = self.parts, images.shape[-2:]
-        wrong_size = parts.fixed_size and parts.size not in (None, (height, width))
-        if images.ndim != 4 or height % parts.patch[0] or width % parts.patch[1] or wrong_size:
-            raise BadImage(
-                f"images of shape {list(images.shape)}",
-                f"expected [B, 3, H, W] of {parts.size}, in patches of {parts.patch}",
-                "resize them",
-            )
-        return parts.layout_at(height, width)
+        """The tokens of these images."""
+        return self.parts.layout_at(*images.shape[-2:])
 
     def features(self, images: Tensor) -> Tensor:
         """Patch tokens after the final norm, [B, N, D], by the module's own forward."""
@@ -342,10 +334,7 @@ class MaskedStage(nn.Module):
         their `packed_places`. Equal to the masked run, whatever else is in the batch."""
         layout = self.tower.layout(images)
         if torch.is_grad_enabled() or not has_kernel(images.device, images.dtype):
-            places = places[: int(total)]
-            rows = self.tower.parts.embed(images).flatten(0, 1)[places]
-            groups = Groups(sizes, images.device, bound=layout.tokens)
-            return self._packed(layout, rows, places, groups, len(images))
+            return self.filled(images, places[: int(total)], sizes)
         if len(places) > _FEW:
             # the only synchronisation, before anything of this stage runs; rows of no image fill up
             # the last group, so that totals repeat and their graphs can be replayed
@@ -364,16 +353,9 @@ class MaskedStage(nn.Module):
         rest = len(places) - sizes.sum(dim=0, keepdim=True)
         bound = max(layout.tokens, min(_FEW, len(places)))
         groups = Groups(torch.cat([sizes, rest]), images.device, bound=bound)
-        rows = self.tower.embed_rows(images, places)
-        return self._packed(layout, rows, places, groups, len(images))
-
-    def _packed(
-        self, layout: TokenLayout, rows: Tensor, places: Tensor, groups: Groups, images: int
-    ) -> Tensor:
-        """Rows [R, D] that are tokens places [R] of images that lie end to end; the first groups
-        are the images."""
+        rows = self.tower.embed_rows(images, places)  # [R, D]
         at = layout.at(rows.device).take(places % layout.tokens)
-        class_rows = groups.starts[:images].long() + cast(int, layout.class_index)
+        class_rows = groups.starts[: len(images)].long() + cast(int, layout.class_index)
         attend, last = reads_packed(groups), len(self.tower.parts.blocks) - 1
         steps = walk(self.tower.parts, rows[None], at)
         for step in steps:

@@ -245,7 +245,7 @@ def join_processes(device: str = "auto") -> Iterator[Processes]:
 
 def joined_processes(device: torch.device) -> Processes:
     """The processes that were joined already, or this one alone."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if not dist.is_initialized():
         return Processes(0, 1, device)
     return Processes(dist.get_rank(), dist.get_world_size(), device)
 
