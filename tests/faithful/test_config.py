@@ -116,7 +116,6 @@ def test_defaults_are_the_papers():
     for name, defaults in {
         "calibrate": by,
         "intervene": both,
-        "leave_one_out": both,
         "evaluate": tested | chosen | measured | by,
     }.items():
         options = keyword_options(getattr(sc.faithful, name), leave_out=("progress",))

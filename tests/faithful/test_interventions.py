@@ -201,8 +201,8 @@ def test_leave_one_out_equals_one_intervention_each(options):
     )
     calibrate(net, images, 0.9)
     batches = [(images[:4], labels[:4], groups[:4]), (images[4:], labels[4:], groups[4:])]
-    result = leave_one_out(net, batches, drop_parts=[2], quantile=0.9)
     with intervene(net, drop_parts=[2], quantile=0.9):
+        result = leave_one_out(net, batches)
         assert_close(result.logits, net(images).logits, **EXACT)
     for part in range(net.parts):
         with intervene(net, drop_parts=[2, part], quantile=0.9):

@@ -86,14 +86,16 @@ def objective(
 ) -> dict[str, Tensor]:
     """Every loss by name, unweighted, and their weighted `total`. `moved` is the map that made the
     images `out.warped_maps` are of."""
-    weights = weights or LossWeights()
+    weights, embeddings, form = weights or LossWeights(), out.embeddings, net.options.orthogonality
+    if form == "prototypes":  # as if they were the parts of one image
+        embeddings = wide(net.stage1.prototypes).T[None]  # [1, D, K + 1]
     losses = {
         "class1": F.cross_entropy(out.stage1_logits, labels),
         "presence": presence_loss(out.maps, across=net.options.presence),
         "background": background_loss(out.maps),
         "total_variation": total_variation_loss(out.maps),
         "entropy": entropy_loss(out.maps),
-        "orthogonality": _orthogonality(net, out),
+        "orthogonality": orthogonality_loss(embeddings, form=form),
     }
     if net.stage2 is not None:
         losses["class2"] = F.cross_entropy(wide(out.logits), labels)
@@ -146,17 +148,17 @@ def entropy_loss(maps: Tensor) -> Tensor:
 
 
 def orthogonality_loss(
-    embeddings: Tensor, *, form: Literal["parts", "ifam_code"] = "parts"
+    embeddings: Tensor, *, form: Literal["parts", "ifam_code", "prototypes"] = "parts"
 ) -> Tensor:
     """How much the modulated embeddings [B, D, K + 1] overlap, background included.
 
-    `parts`: the mean square of U^T U - I for unit columns U (PDiscoFormer). `ifam_code`: the
-    trainer of iFAM hands over the transpose, so that features are normalised over parts and the
-    Gram matrix is D x D; computed here as (|V V^T|^2 - D) / D^2 with V (K + 1) x D.
+    `parts`, `prototypes`: the mean square of U^T U - I for unit columns U (PDiscoFormer).
+    `ifam_code`: the trainer of iFAM hands over the transpose, so that features are normalised over
+    parts and the Gram matrix is D x D; computed here as (|V V^T|^2 - D) / D^2 with V (K + 1) x D.
     """
-    unit = F.normalize(embeddings, dim=1 if form == "parts" else 2)
+    unit = F.normalize(embeddings, dim=2 if form == "ifam_code" else 1)
     gram = unit.transpose(1, 2) @ unit  # [B, K + 1, K + 1]
-    if form == "parts":
+    if form != "ifam_code":
         return (gram - torch.eye(gram.shape[1]).to(gram)).square().mean()
     width = embeddings.shape[1]  # the D x D matrix has the same squares
     return ((gram.square().sum(dim=(1, 2)) - width) / width**2).mean()
@@ -232,14 +234,6 @@ def parameter_groups(
             key = (base_lr * factor, weight_decay if decays else 0.0)
             groups.setdefault(key, []).append(parameter)
     return [{"params": each, "lr": lr, "weight_decay": wd} for (lr, wd), each in groups.items()]
-
-
-def _orthogonality(net: IFAM, out: IFAMOutput) -> Tensor:
-    """Of part embeddings, or of the prototypes as if they were one image's."""
-    form = net.options.orthogonality
-    if form == "prototypes":
-        return orthogonality_loss(wide(net.stage1.prototypes).T[None])  # [1, D, K + 1]
-    return orthogonality_loss(out.embeddings, form=form)
 
 
 def _pooled(maps: Tensor) -> Tensor:

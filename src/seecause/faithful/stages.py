@@ -184,7 +184,6 @@ class Backbone(nn.Module):
     def __init__(self, backbone: nn.Module):
         super().__init__()
         self.native = _without_classifier(copy.deepcopy(backbone))
-        self._parts: Parts | None = None
         self.train(False)
         for name, parameter in self.native.named_parameters():
             parameter.requires_grad_(_UNUSED.search(name) is None)
@@ -196,20 +195,18 @@ class Backbone(nn.Module):
             reason = "its attention has a bias of its own or shares keys between heads"
             raise UnsupportedModel(name, reason, remedy)
 
-    @property
+    @cached_property
     def parts(self) -> Parts:
         """The view of the native module. It points into that module, so every copy of a tower finds
         its own."""
-        if self._parts is None:
-            parts = find_parts(self.native)
-            if not isinstance(parts, Parts):
-                name = type(self.native).__name__
-                raise UnsupportedModel(name, "it has no tokens", "use a vision transformer")
-            self._parts = parts
-        return self._parts
+        parts = find_parts(self.native)
+        if not isinstance(parts, Parts):
+            name = type(self.native).__name__
+            raise UnsupportedModel(name, "it has no tokens", "use a vision transformer")
+        return parts
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_parts": None}
+        return {name: value for name, value in self.__dict__.items() if name != "parts"}
 
     def train(self, mode: bool = True) -> Backbone:
         super().train(False)
