@@ -72,12 +72,6 @@ class Frame:
     across: tuple[Tensor, Tensor]  # [B] each: x per column, x per row
     down: tuple[Tensor, Tensor]  # [B] each: y per column, y per row
 
-    def height(self) -> Tensor:
-        """Creature y of every pixel [B, S, S], growing downwards."""
-        return (self.down[0][:, None] * self.columns)[:, None, :] + (
-            self.down[1][:, None] * self.rows
-        )[:, :, None]
-
 
 def frame(latents: Latents, size: int) -> Frame:
     """The window of each creature in an image of `size` pixels a side."""
@@ -276,7 +270,9 @@ def _shaded(colour: Tensor, depth: Tensor, where: Frame, style: str) -> Tensor:
     if style == "sketch":  # ink and wash: dark pen, colours thinned with white
         return (0.4 + 0.6 * colour) * (0.2 + 0.8 * line)[:, None]
     rounded = (depth * (1 / 0.18)).clamp_(0, 1) * 0.12 + 0.88
-    sun = 0.96 - 0.04 * where.height()  # from above
+    per_column, per_row = where.down[0][:, None], where.down[1][:, None]
+    y = (per_column * where.columns)[:, None] + (per_row * where.rows)[..., None]  # [B, S, S]
+    sun = 0.96 - 0.04 * y  # from above
     light = (line * 0.65 + 0.35) * rounded * sun
     return colour * light[:, None]
 
@@ -605,7 +601,6 @@ def samples(
     seed: int = 0,
     start: int = 0,
     size: int = 96,
-    style: Style = "plain",
     do: Do | None = None,
 ) -> Iterator[Sample]:
     """Draw images one by one, in small batches on the CPU.
@@ -617,7 +612,6 @@ def samples(
         seed: Another seed is another world.
         start: The first sample.
         size: Pixels of a side.
-        style: "plain", "flat" or "sketch".
         do: An intervention on each scene.
 
     Returns:
@@ -632,7 +626,7 @@ def samples(
     for first in range(start, start + n, _RENDER_ROWS):
         rows = min(_RENDER_ROWS, start + n - first)
         latents = draw(regime, split, rows, seed=seed, start=first)
-        drawn = render(latents, size=size, style=style, do=do)
+        drawn = render(latents, size=size, do=do)
         latents = latents if do is None else intervene(latents, do, size=size)
         for row in range(rows):
             yield Sample(

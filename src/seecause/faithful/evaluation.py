@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -398,7 +399,8 @@ def evaluate(
     if intervention == "best":
         test.calibrate(quantiles, by)
         val = network.images("val")
-        trials, chosen_on = test.tried(val, quantiles, by), val.name
+        batches = partial(batches_of, network.net, val, **reading)
+        trials, chosen_on = try_interventions(network.net, batches, quantiles, by=by), val.name
         auc = val[0].group is None and all(trial.auc is not None for trial in trials)
         intervention = best_of(trials, by="auc" if auc else "worst").intervention
     elif intervention is not None and intervention.quantile is not None:
@@ -459,12 +461,6 @@ class _Test:
             return {}
         fit = open_data(name, limit=self.calibration)
         return key_points(self.network.net, fit, self.images)
-
-    def tried(self, val: Dataset, quantiles: Sequence[float], by: By) -> list[Trial]:
-        """All interventions on validation images."""
-        net = self.network.net
-        batches = lambda: (batch[:3] for batch in batches_of(net, val, **self.reading))  # noqa: E731
-        return try_interventions(net, batches, quantiles, by=by)
 
     def calibrate(self, quantiles: Sequence[float], by: By) -> None:
         """Thresholds from training images, prepared as test images are.

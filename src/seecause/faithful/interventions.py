@@ -30,7 +30,8 @@ from seecause.models.base import ImageModel
 from seecause.options import Share, checked
 
 log = logging.getLogger(__name__)
-Batches = Iterable[Sequence[Tensor | None]]  # of images, labels and, if known, groups
+# of images, labels and, if known, groups; what follows is ignored
+Batches = Iterable[Sequence[Tensor | None]]
 
 
 @checked
@@ -211,7 +212,7 @@ def leave_one_out(
             runs = [_without(net, images, maps, votes, gone) for gone in (net.removed, *each_part)]
             logits.append(torch.stack(runs).cpu())  # [1 + K, B, C]
             labels.append(truth.cpu())
-            groups += [each.cpu() for each in group if each is not None]
+            groups += [each.cpu() for each in group[:1] if each is not None]
     plain, *without = torch.cat(logits, dim=1)
     every = torch.cat(groups if len(groups) == len(labels) else labels)
     return LeaveOneOut(plain, torch.stack(without), torch.cat(labels), every)

@@ -131,7 +131,7 @@ class _Relaxed(Function):
         order = sloping.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
         # [B, H, n, dh]; images with fewer rows add rows whose gradient is zero
         rows = order[:, None, :most, None].expand(-1, q.shape[1], -1, q.shape[3])
-        each = 4 * q.shape[1] * most * k.shape[2] * wide(q[:0]).element_size()
+        each = 5 * q.shape[1] * most * k.shape[2] * wide(q[:0]).element_size()
         size = fit(len(q), each, q.device)
         tensors = (q.gather(2, rows), k, v, weights, o.gather(2, rows), slope.gather(2, rows))
         chunks = zip(*(tensor.split(size) for tensor in tensors), strict=True)
@@ -150,21 +150,16 @@ def _relaxed_grads(
     scores = (wide(q) @ wide(k).transpose(-1, -2)).mul_(scale)
     total = scores.masked_fill(keys == 0, -torch.inf).logsumexp(dim=-1, keepdim=True)
     odds = scores.sub_(total).clamp_(max=_HOTTEST).exp_()  # a_ij / s_j
-    probs = _product(odds, keys, q.dtype)
+    probs = (odds * keys).to(q.dtype)
     # slope_i . (v_j - o_i)
     spread = odds.mul_(slope @ v.transpose(-1, -2) - wide(slope * o).sum(dim=-1, keepdim=True))
-    d_scores = _product(spread, keys * scale, q.dtype)
+    d_scores = (spread * (keys * scale)).to(q.dtype)
     return (
         d_scores @ k,
         d_scores.transpose(-1, -2) @ q,
         probs.transpose(-1, -2) @ slope,
         spread.sum(dim=(1, 2)).to(weights.dtype),
     )
-
-
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a * b, rounded to `dtype` as it is written."""
-    return torch.mul(a, b, out=torch.empty_like(a, dtype=dtype))
 
 
 _TOKENS = re.compile(
