@@ -108,7 +108,7 @@ def test_the_simplicity_pool_is_finite_for_training_only():
     )
 
 
-def test_dropped_parts_leave_the_body_and_half_of_the_pictures():
+def test_dropped_parts_leave_the_body_and_half_of_the_images():
     latents = drop_parts(critters.draw("clean", "train", 4000), share=0.5)
     assert latents.present[:, 0].all()
     touched = ~latents.present.all(dim=1)

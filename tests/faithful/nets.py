@@ -1,4 +1,4 @@
-"""Tiny iFAM networks whose parts share the picture out."""
+"""Tiny iFAM networks whose parts share the image out."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def dinov2_backbone() -> nn.Module:
     return hf.Dinov2Model(config)
 
 
-def pictures(batch: int = 3, seed: int = 1, size: tuple[int, int] = SIZE) -> Tensor:
+def random_images(batch: int = 3, seed: int = 1, size: tuple[int, int] = SIZE) -> Tensor:
     return torch.randn(
         batch, 3, *size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
@@ -61,7 +61,7 @@ def tiny_net(
     size: tuple[int, int] = SIZE,
     **options: Any,
 ) -> IFAM:
-    """Scrambled, float64, in eval mode; prototypes are tokens of a picture, so that every part wins
+    """Scrambled, float64, in eval mode; prototypes are tokens of a image, so that every part wins
     some patches."""
     torch.manual_seed(seed)
     options = {
@@ -74,7 +74,7 @@ def tiny_net(
     scramble(net, seed)
     net.double().eval()
     with torch.no_grad():
-        result = net.stage1.tower.features(pictures(1, seed=9, size=size))[0]
+        result = net.stage1.tower.features(random_images(1, seed=9, size=size))[0]
         chosen = result[:: len(result) // (parts + 1)][: parts + 1]
         net.stage1.prototypes.copy_(result.mean(dim=0) + 0.5 * (chosen - result.mean(dim=0)))
     return net

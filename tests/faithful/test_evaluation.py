@@ -27,13 +27,12 @@ from seecause.faithful.evaluation import (
     key_points,
     keypoint_fit_data,
     merge,
-    part_examples,
 )
 from seecause.metrics.annotations import Overlap, foreground, keypoint_error, locate, part_agreement
 from seecause.models.preprocess import Preprocess
 from tests.faithful.birds import KINDS, bird_net, tiny_cub
-from tests.faithful.nets import SIZE, pictures, tiny_net
-from tests.faithful.runs import tiny_pictures
+from tests.faithful.nets import SIZE, tiny_net
+from tests.faithful.runs import tiny_images
 
 FRAME = Preprocess(size=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3, filter="bilinear")
 
@@ -195,15 +194,8 @@ def test_the_best_intervention_is_chosen_on_validation(birds):
         evaluate(alone)
 
 
-def test_images_without_masks_are_not_cropped(birds):
-    network = TrainedNetwork("birds", bird_net(birds), f"cub:{birds}")
-    options = {"intervention": None, "keypoints": False, "limit": 2}
-    plain = evaluate(network, random_crops=True, **options).plain
-    assert plain == evaluate(network, **options).plain and "miou_public" not in plain
-
-
 def test_a_network_is_tested_on_the_images_it_names(tmp_path):
-    folder = tiny_pictures(tmp_path / "all")
+    folder = tiny_images(tmp_path / "all")
     network = TrainedNetwork("tiny", tiny_net(), f"folder:{folder}")
     assert len(network.images("train")) == 16 and len(network.images("train", 6)) == 6
     assert len(network.images("val")) == 6 and len(network.images("test")) == 6
@@ -248,18 +240,6 @@ def test_examples_are_named_by_their_place_and_class(birds):
     assert list(examples.without) == [0, 1, 2] and examples.net is network.net
 
 
-def test_examples_are_outputs_in_eval_mode_with_and_without_each_part():
-    net, images = tiny_net(), pictures()
-    examples = part_examples(net.train(), images, "abc")
-    assert net.training
-    net.eval()
-    assert torch.equal(examples.output.mask, net(images).mask)
-    for part in range(net.parts):
-        with intervene(net, drop_parts=[part]):
-            assert_close(examples.without[part].logits, net(images).logits)
-            assert torch.equal(examples.without[part].mask, net(images).mask)
-
-
 def strip(turned: bool = False, masked: bool = True) -> Sample:
     """An image twice as wide as a square frame, or as high, whose object is at its end."""
     image = torch.linspace(0, 1, 32).expand(3, 16, 32)
@@ -291,13 +271,16 @@ def test_random_crops_hold_some_of_the_object():
 
 
 @torch.no_grad()
-def test_miou_on_random_crops_is_another_number(scenes):
+def test_miou_on_random_crops_is_another_number(scenes, birds):
     net, data = scenes
     network = TrainedNetwork("scenes", net, test="critters:balanced:test")
     plain = evaluate(network, intervention=None, random_crops=True, limit=5).plain
     crops = RandomCrops(data, net.preprocess)
     assert plain["miou_public"] == pytest.approx(examine(net, crops).table()["miou"])
     assert plain["miou_public"] != plain["miou"]
+    unmasked = TrainedNetwork("birds", bird_net(birds), test=f"cub:{birds}:test")
+    options = {"intervention": None, "keypoints": False, "limit": 2}
+    assert "miou_public" not in evaluate(unmasked, random_crops=True, **options).plain
 
 
 def slow(net, fit, test):
