@@ -25,17 +25,8 @@ from tools.critters.llava_model import (
 )
 from tools.critters.questions import SUBJECTS, answer_codes, choices
 
-SMALL = {
-    "size": 32,
-    "patch": 8,
-    "tower_width": 32,
-    "tower_depth": 2,
-    "tower_heads": 2,
-    "width": 32,
-    "depth": 3,
-    "heads": 4,
-    "hidden": 64,
-}
+TOWER = {"size": 32, "patch": 8, "tower_width": 32, "tower_depth": 2, "tower_heads": 2}
+SMALL = TOWER | {"width": 32, "depth": 3, "heads": 4, "hidden": 64}
 READERS = ((0, 1), (1, 3))
 
 

@@ -13,16 +13,10 @@ from tests.tiny import scramble
 
 SIZE = (40, 48)  # a 5 x 6 grid of 8-pixel patches
 STEPS = Preprocess(size=SIZE, mean=(0.5,) * 3, std=(0.5,) * 3)
-ARGUMENTS: dict[str, Any] = dict(
-    img_size=SIZE,
-    patch_size=8,
-    embed_dim=24,
-    depth=3,
-    num_heads=3,
-    num_classes=0,
-    reg_tokens=2,
-    init_values=1e-5,
-)
+SMALL: dict[str, Any] = {"patch_size": 8, "embed_dim": 24, "num_heads": 3}
+SQUARE = {**SMALL, "img_size": 32, "depth": 2, "num_classes": 6}
+ARGUMENTS = {**SMALL, "img_size": SIZE, "depth": 3, "num_classes": 0, "reg_tokens": 2}
+ARGUMENTS["init_values"] = 1e-5
 ARCHITECTURE = {"library": "timm", "class": "VisionTransformer", "arguments": ARGUMENTS}
 
 
@@ -36,14 +30,8 @@ def dinov2_backbone() -> nn.Module:
     """What RAD-DINO is: no registers, positions of the class token too."""
     import transformers as hf
 
-    config = hf.Dinov2Config(
-        hidden_size=24,
-        num_hidden_layers=3,
-        num_attention_heads=3,
-        patch_size=8,
-        image_size=40,
-        mlp_ratio=2,
-    )
+    shape = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3}
+    config = hf.Dinov2Config(**shape, patch_size=8, image_size=40, mlp_ratio=2)
     return hf.Dinov2Model(config)
 
 

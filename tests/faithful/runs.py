@@ -29,16 +29,9 @@ def tiny_backbone(folder: Path, **changes: Any) -> Path:
     torch.manual_seed(0)
     save_file(VisionTransformer(**shape).state_dict(), folder / "toy.safetensors")
     architecture = {"library": "timm", "class": "VisionTransformer", "arguments": shape}
-    (folder / "toy.json").write_text(
-        json.dumps(
-            {
-                "architecture": architecture,
-                "classes": ["a", "b", "c"],
-                "mean": [0.5] * 3,
-                "std": [0.5] * 3,
-            }
-        )
-    )
+    card = {"architecture": architecture, "classes": ["a", "b", "c"]}
+    card |= {"mean": [0.5] * 3, "std": [0.5] * 3}
+    (folder / "toy.json").write_text(json.dumps(card))
     return folder
 
 

@@ -11,7 +11,7 @@ import seecause as sc
 from seecause.errors import BadOption, UnsupportedModel
 from seecause.faithful import IFAM
 from seecause.faithful.parts import Noise, Purpose
-from tests.faithful.nets import random_images, tiny_net
+from tests.faithful.nets import SQUARE, random_images, tiny_net
 from tests.reference import ifam as reference
 
 EXACT = {"atol": 1e-10, "rtol": 0}
@@ -193,19 +193,7 @@ def test_bad_input_is_named():
     with pytest.raises(BadOption, match="hidden tokens"):
         net(images, packed=True)
     with pytest.raises(UnsupportedModel, match="class token"):
-        IFAM(
-            timm.models.VisionTransformer(
-                img_size=32,
-                patch_size=8,
-                embed_dim=24,
-                depth=1,
-                num_heads=3,
-                class_token=False,
-                global_pool="avg",
-            ),
-            2,
-            2,
-        )
+        IFAM(timm.models.VisionTransformer(**SQUARE, class_token=False, global_pool="avg"), 2, 2)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from seecause.errors import UnsupportedModel
 from seecause.faithful import IFAM, stages
 from seecause.faithful.stages import packed_places, visible_tokens
-from tests.faithful.nets import dinov2_backbone, random_images, timm_backbone, tiny_net
+from tests.faithful.nets import SQUARE, dinov2_backbone, random_images, timm_backbone, tiny_net
 from tests.families.staged import timm_convnext
 
 EXACT = {"atol": 1e-10, "rtol": 0}
@@ -30,38 +30,17 @@ def test_every_backbone_with_a_class_token_works():
     import torchvision
     import transformers as hf
 
-    square = random_images(1, size=(32, 32))
-    small = dict(
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        intermediate_size=24,
-        patch_size=8,
-        image_size=32,
-    )
+    square, shape = random_images(1, size=(32, 32)), {"image_size": 32, "patch_size": 8}
+    named = {"num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 24}
+    small = {**shape, **named, "hidden_size": 24}
     backbones = [
         torchvision.models.VisionTransformer(
-            image_size=32,
-            patch_size=8,
-            num_layers=2,
-            num_heads=3,
-            hidden_dim=24,
-            mlp_dim=48,
-            num_classes=6,
+            **shape, num_layers=2, num_heads=3, hidden_dim=24, mlp_dim=48, num_classes=6
         ),
         hf.ViTForImageClassification(hf.ViTConfig(**small)),
         hf.ViTModel(hf.ViTConfig(**small)),
         hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**small, num_register_tokens=2)),
-        timm.models.VisionTransformer(
-            img_size=32,
-            patch_size=8,
-            embed_dim=24,
-            depth=2,
-            num_heads=3,
-            num_classes=6,
-            patch_drop_rate=0.5,
-            drop_path_rate=0.2,
-        ),
+        timm.models.VisionTransformer(**SQUARE, patch_drop_rate=0.5, drop_path_rate=0.2),
     ]
     for backbone, tokens in zip(backbones, TOKENS, strict=True):
         net = tiny_net(backbone, parts=2, size=(32, 32)).train()
@@ -80,16 +59,7 @@ def test_every_backbone_with_a_class_token_works():
 
 def test_a_backbones_own_dropout_is_no_part_of_the_method():
     """Stages are read alike in every pass, also while the network learns."""
-    backbone = timm.models.VisionTransformer(
-        img_size=32,
-        patch_size=8,
-        embed_dim=24,
-        depth=2,
-        num_heads=3,
-        num_classes=0,
-        proj_drop_rate=0.5,
-        drop_path_rate=0.5,
-    )
+    backbone = timm.models.VisionTransformer(**SQUARE, proj_drop_rate=0.5, drop_path_rate=0.5)
     net = tiny_net(backbone, parts=2, size=(32, 32)).train()
     images = random_images(1, size=(32, 32))
     first, again = (net.stage1.tower.features(images) for _ in range(2))
