@@ -45,7 +45,7 @@ from seecause.target import Answer
 TWO_MODELS = ("builtin:critters-vit", "builtin:critters-biased")
 EXPLAIN_NOTE = (
     "Each card is one creature, on the usual background of its class and on another (every pixel of"
-    " the creature is the same). The maps show which patches speak for the creature's class when"
+    " the creature is the same). The maps show which patches support the creature's class when"
     " they stand alone in a blank image (CAAP); all maps of a card share one scale. A model may"
     " favour a class on the blank image already, so look at what changes between the two rows."
     " critters-vit was trained where background and class are independent, critters-biased where"
@@ -133,7 +133,7 @@ def audit(device: str, *, models: Sequence[str] = TWO_MODELS, count: int = 96) -
 
 
 def _balanced(count: int, device: str) -> Latents:
-    """Test scenes in which a creature says nothing about its background."""
+    """Test scenes in which creature and background are independent."""
     every = draw("balanced", "test", _STRIDE * count, device=device)
     return every[torch.arange(0, _STRIDE * count, _STRIDE, device=device)]
 

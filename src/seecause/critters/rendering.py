@@ -10,7 +10,7 @@ batch of different creatures is one tensor expression over a table of numbers. P
 back to front, each with its own outline and a little light. Edges are hard at every part boundary:
 removing a part leaves all other pixels exactly as they were.
 
-Backgrounds are four textures, told apart by pattern and by mood. Each is two fields in [0, 1]:
+Backgrounds are four textures, which differ in pattern and in mood. Each is two fields in [0, 1]:
 `shade` runs from the dark to the light colour, `accent` paints the third on top. Every pixel of a
 creature is a palette colour times a brightness, so its saturation (max - min) / max is that of the
 palette; a mix of colours of at most some saturation has at most that. Backgrounds are muted,
@@ -576,7 +576,7 @@ class CrittersData:
         return digest(f"{self.name} {self.length}", self[0].image.numpy().tobytes())
 
     def digests(self, start: int, stop: int) -> list[str]:
-        """A sample is told by its generator: name, place, and the first image's pixels."""
+        """Of the name and the index of each sample, and of the first image's pixels."""
         first = self[0].image.numpy().tobytes()
         return [digest(f"{self.name} {index}", first) for index in range(start, stop)]
 

@@ -51,9 +51,9 @@ CODEWORDS = tuple(
 
 
 def minimal_sufficient_sets(creature: int) -> tuple[tuple[str, ...], ...]:
-    """The smallest sets of parts that tell `creature` from every other class."""
+    """The smallest sets of parts that distinguish `creature` from every other class."""
     word = CODEWORDS[creature]
-    differing = [  # of each other class: the parts that tell it from this one
+    differing = [  # of each other class: the parts in which it differs
         {part for part, one, two in zip(PARTS[1:], word, other, strict=True) if one != two}
         for other in CODEWORDS
         if other != word
@@ -84,7 +84,7 @@ class Latents:
     batch.
 
     `creature` and `background` are the two cues a model can predict from; `label` is what it is
-    trained to predict. They differ only where a regime says so.
+    trained to predict. They differ only in regimes with unreliable creatures.
     """
 
     label: Tensor  # [B] int64
@@ -96,7 +96,7 @@ class Latents:
     extent: Tensor  # [B] float32, creature size as a share of the side
     flip: Tensor  # [B] bool, facing left
     tilt: Tensor  # [B] float32, turns
-    coat: Tensor  # [B] int64, body colour; says nothing about the class
+    coat: Tensor  # [B] int64, body colour; independent of the class
     tone: Tensor  # [B, 1 + P] float32, brightness of each part
     gain: Tensor  # [B] float32, brightness of the whole image
     seed: Tensor  # [B] int64, feeds the background texture
@@ -244,7 +244,7 @@ class Certificate:
 def certificate(
     regime: str | Regime, *, accuracy: float, samples: int, confidence: float = 0.95
 ) -> Certificate:
-    """Tell what an accuracy proves about the cues that a model uses.
+    """Compute what an accuracy proves about the cues that a model uses.
 
     The bounds are exact, by enumeration of P(y, f, b).
 

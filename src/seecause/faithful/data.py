@@ -155,7 +155,7 @@ def match_classes(net: IFAM, data: Dataset) -> tuple[Tensor, Tensor | None]:
 
     Labels are matched by name, never by order alone; a dataset with other classes is refused,
     because its accuracy would mean nothing. For ImageNet-9 and a network of ImageNet's classes the
-    second value tells which of the nine classes each prediction stands for; otherwise it is None.
+    second value maps each prediction to one of the nine classes; otherwise it is None.
     """
     kind, names = data.name.partition(":")[0], net.class_names
     own = torch.arange(len(data.classes))
@@ -241,7 +241,7 @@ def pass_rows(
 ) -> list[list[int]]:
     """Rows of every forward pass of process `rank` of `world`, from step `first` on.
 
-    `accumulate` passes make a step. The last, incomplete batch of the order is left out.
+    `accumulate` passes make a step. The last, incomplete batch is dropped.
     """
     steps = len(order) // batch
     shares = order[: steps * batch].view(steps, accumulate, world, -1)

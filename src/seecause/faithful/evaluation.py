@@ -4,7 +4,7 @@ intervention that is given or recommended by validation.
 Key points of birds (Kp, NMI and ARI) are those of PDiscoFormer and iFAM, as defined in
 `metrics/keypoints.py`. The regression is fitted on CUB's training images, also where Waterbird200
 is tested, whose images are CUB's birds on other backgrounds. Tokens that an intervention rejects
-are background in the maps of both sets; a part that is left out of the mask stays in the maps.
+are background in the maps of both sets; a part that is dropped from the mask stays in the maps.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class RandomCrops:
 
 
 def part_colours(parts: int) -> Tensor:
-    """[K, 3] in [0, 1]; up to eight that the colour-blind can tell apart."""
+    """[K, 3] in [0, 1]; up to eight are distinct for colour-blind readers."""
     import matplotlib
     from matplotlib.colors import to_rgb
 
@@ -368,7 +368,7 @@ def evaluate(
         network: What `open_network` returns.
         data: Another dataset to test on, with its split.
         intervention: An `Intervention`, or None. "best" takes the one that validation recommends:
-            one part left out, a quantile of trusted tokens, both or neither. Validation goes by
+            one dropped part, a quantile of trusted tokens, both or neither. Validation goes by
             AUC where there are two classes without groups, else by worst-group accuracy.
         quantiles: Quantiles of trusted tokens that "best" tries.
         by: What tokens are trusted by in "best": "distance" to the prototype or "dot" product.
@@ -408,7 +408,7 @@ def evaluate(
     changed: dict[str, float] | None = None if intervention is None else {}
     if intervention:
         with intervene(network.net, **asdict(intervention)):
-            # parts left out of the mask stay in the maps, where key points come from
+            # parts dropped from the mask stay in the maps, where key points come from
             rejects = keypoints and intervention.quantile is not None
             changed = test.numbers() | (test.key_points() if rejects else {})
     plain = test.numbers() | (test.key_points() if keypoints else {})
@@ -465,7 +465,7 @@ class _Test:
     def calibrate(self, quantiles: Sequence[float], by: By) -> None:
         """Thresholds from training images, prepared as test images are.
 
-        Those of all training images are kept in RUN/best. A network that is not a run brings its
+        Those of all training images are kept in RUN/best. A network that is not a run has its
         own.
         """
         network, limit = self.network, self.calibration
@@ -501,7 +501,7 @@ class PartExamples:
 
 @torch.no_grad()
 def part_examples(net: IFAM, images: Tensor, titles: Sequence[str]) -> PartExamples:
-    """Outputs with all parts, and with each left out in turn."""
+    """Outputs with all parts, and without each part in turn."""
     without = {}
     with evaluating(net):
         for part in range(net.parts):

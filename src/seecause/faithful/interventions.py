@@ -6,7 +6,7 @@
     tokens     a token that is further from its prototype than the fraction q of training tokens is
                not trusted, and becomes background
 
-With PDiscoFormer (`stages=1`) a part that is taken out has no vote, and an untrusted token is
+With PDiscoFormer (`stages=1`) a dropped part has no vote, and an untrusted token is
 background in the maps. `by="dot"` reproduces the released code, which compares dot products and may
 move a token to another part instead.
 """
@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,8 +31,8 @@ from seecause.models.base import ImageModel
 from seecause.options import Share, checked
 
 log = logging.getLogger(__name__)
-# of images, labels and, if known, groups; what follows is ignored
-Batches = Iterable[Sequence[Tensor | None]]
+# of images, labels and groups, which may be None or missing; what follows is ignored
+Batches = Iterable[Sequence[Any]]
 
 
 @checked
@@ -205,7 +206,6 @@ def leave_one_out(
     with evaluating(net):
         each_part = net.removed | torch.eye(net.parts, dtype=torch.bool, device=net.device)
         for images, truth, *group in batches:
-            assert images is not None and truth is not None
             images = images.to(net.stage1.prototypes)
             features, noise = net.stage1.tower.features(images), net.noise_for(images)
             _, maps, _, votes = net.discover(features, noise)
@@ -238,7 +238,7 @@ class Trial:
 def try_interventions(
     net: IFAM, batches: Callable[[], Batches], quantiles: Sequence[float] = (), *, by: By
 ) -> list[Trial]:
-    """No intervention, each part left out in turn, each calibrated quantile, and both together;
+    """No intervention, each part dropped in turn, each calibrated quantile, and both together;
     `batches` as `leave_one_out` takes them."""
     trials = []
     for quantile in (None, *quantiles):

@@ -10,7 +10,7 @@ background       it is at the border of every image      -log max_ij m_ij pool_3
 total variation  maps are of one piece                   differences of neighbours, per patch
 entropy          every patch decides                     -sum_k A_k log A_k
 equivariance     parts move with the image               1 - cosine(A, A of the warped image, back)
-orthogonality    parts say different things (their embeddings, or the prototypes)
+orthogonality    embeddings of parts, or the prototypes, are decorrelated
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def orthogonality_loss(
     """How much the modulated embeddings [B, D, K + 1] overlap, background included.
 
     `parts`, `prototypes`: the mean square of U^T U - I for unit columns U (PDiscoFormer).
-    `ifam_code`: the trainer of iFAM hands over the transpose, so that features are normalised over
+    `ifam_code`: the trainer of iFAM passes the transpose, so that features are normalised over
     parts and the Gram matrix is D x D; computed here as (|V V^T|^2 - D) / D^2 with V (K + 1) x D.
     """
     unit = F.normalize(embeddings, dim=2 if form == "ifam_code" else 1)

@@ -5,8 +5,8 @@ alone, so the mask is a faithful explanation (except for the ablation `gradient=
 every patch a little). With `stages=1` this is PDiscoFormer, its baseline, whose parts vote with
 features that have seen the whole image.
 
-A saved network is NAME.json, a card that says how it is built, and NAME.safetensors, its weights.
-The card describes the backbone as its library builds it:
+A saved network is NAME.json, a card that describes how it is built, and NAME.safetensors, its
+weights. The card describes the backbone as its library builds it:
 
     {"library": "timm", "name": NAME, "options": {...}}                    timm.create_model
     {"library": "timm", "class": "VisionTransformer", "arguments": {...}}  the class itself
@@ -84,7 +84,7 @@ class IFAMOptions:
         mask_noise: Whether the mask has a draw of its "own" (the code) or that of the "maps" (the
             paper).
         part_dropout: Probability that a part has no vote in a training step.
-        part_dropout2: Probability that a part is left out of the mask in a training step.
+        part_dropout2: Probability that a part is dropped from the mask in a training step.
         freeze: "stage1" trains special tokens and positions of its backbone only, "both" also of
             stage 2's backbone, "none" trains everything.
     """
@@ -103,7 +103,7 @@ class IFAMOptions:
 
 @dataclass(frozen=True)
 class Intervention:
-    """Parts taken out of the mask, and the quantile of tokens that are trusted (None: all)."""
+    """Parts dropped from the mask, and the quantile of tokens that are trusted (None: all)."""
 
     drop_parts: tuple[int, ...] = ()
     quantile: float | None = None
@@ -140,9 +140,9 @@ class IFAM(nn.Module):
         backbone: A native vision transformer.
         parts: The number of parts K, without the background.
         classes: The number of classes, or their names.
-        preprocess: How images are prepared, where the backbone does not tell.
+        preprocess: How images are prepared, where the backbone does not define it.
         architecture: How the backbone is built, for saving: `origin` of a loaded model. A model of
-            transformers tells itself.
+            transformers describes itself.
         **options: Fields of `IFAMOptions`.
 
     Example:
@@ -184,7 +184,7 @@ class IFAM(nn.Module):
         if self.options.freeze == "both" and self.stage2 is not None:
             self.stage2.tower.freeze()
         view = self.stage1.tower.parts
-        self.preprocess: Any = preprocess or view.preprocess  # None where nothing tells
+        self.preprocess: Any = preprocess or view.preprocess  # None where nothing defines it
         if self.preprocess is not None and view.fixed_size and view.size is not None:
             self.preprocess = replace(self.preprocess, size=view.size)
         self.architecture = architecture or _described(backbone)
@@ -480,7 +480,7 @@ def from_card(card: dict[str, Any], state: dict[str, Tensor], source: str) -> So
 
 
 def _described(backbone: Any) -> dict[str, Any] | None:
-    """How transformers builds a backbone; modules of other libraries do not tell."""
+    """How transformers builds a backbone; modules of other libraries have no such description."""
     if type(backbone).__module__.split(".")[0] != "transformers":
         return None
     config, kind = backbone.config.to_dict(), type(backbone).__name__

@@ -190,8 +190,8 @@ class Purpose(IntEnum):
     MAPS = 1  # Gumbel noise of the part maps
     MASK = 2  # Gumbel noise of the stage-2 mask
     WARPED = 3  # Gumbel noise of the warped image's maps
-    DROP_EMBEDDINGS = 4  # parts left out of the stage-1 classifier
-    DROP_MASK = 5  # parts left out of the stage-2 mask
+    DROP_EMBEDDINGS = 4  # parts dropped from the stage-1 classifier
+    DROP_MASK = 5  # parts dropped from the stage-2 mask
 
 
 @dataclass(frozen=True, eq=False)
