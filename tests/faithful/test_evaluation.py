@@ -227,7 +227,7 @@ def test_networks_that_are_not_there_are_named_as_what_they_are(tmp_path):
 
 
 @torch.no_grad()
-def test_examples_are_named_by_their_place_and_class(birds):
+def test_examples_are_named_by_their_place_and_class(birds, scenes):
     network = TrainedNetwork("birds", bird_net(birds), f"cub:{birds}")
     network.net.class_names = ()  # the images have names, even if the network has none
     name, examples = example_parts(network, limit=4)
@@ -238,6 +238,8 @@ def test_examples_are_named_by_their_place_and_class(birds):
     other, examples = example_parts(network, data=f"waterbird200:{birds}", limit=2)
     assert other == f"waterbird200:{birds}" and len(examples.images) == 2
     assert list(examples.without) == [0, 1, 2] and examples.net is network.net
+    many = TrainedNetwork("scenes", scenes[0], test="critters:balanced:test")
+    assert len(example_parts(many, limit=33)[1].images) == 33
 
 
 def strip(turned: bool = False, masked: bool = True) -> Sample:
