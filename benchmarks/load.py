@@ -27,8 +27,8 @@ from PIL import Image
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 
-from seecause.critters.latents import CLASSES
-from seecause.critters.regimes import samples
+from seecause.critters.rendering import samples
+from seecause.critters.world import CLASSES
 
 SIZE, BROKEN, EVERY = 32, 500, 1.0  # pixels; one picture in so many; seconds between two looks
 PART, CELL = 1000, 16  # images that a process draws at a time; images of a cell

@@ -24,9 +24,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from seecause.critters.latents import CLASSES, PARTS, Latents
-from seecause.critters.regimes import draw
-from seecause.critters.rendering import BACKGROUNDS, Do, render
+from seecause.critters.rendering import Do, render
+from seecause.critters.world import BACKGROUNDS, CLASSES, PARTS, Latents, draw
 
 QUIET = ("headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-sync",
          "disable-background-networking", "disable-component-update")  # fmt: skip

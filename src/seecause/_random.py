@@ -9,6 +9,8 @@ would change last bits with the batch size.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,7 @@ _WORD = 0xFFFFFFFF
 def bits(seed: Tensor, purpose: int) -> Tensor:
     """Uniform integers in [0, 2**32), shaped like `seed` (int64, up to 62 bits used)."""
     low, high = seed & _WORD, seed >> 32
-    return _scramble(low ^ _scramble(high ^ _scramble_int(purpose)))
+    return _scramble(low ^ _scramble(high ^ _scramble(purpose)))
 
 
 def uniform(seed: Tensor, purpose: int, low: float = 0.0, high: float = 1.0) -> Tensor:
@@ -34,35 +36,9 @@ def lattice(seed: Tensor, purpose: int, rows: int, columns: int) -> Tensor:
     return ((mixed >> 8).to(torch.float32) * 2.0**-24).view(-1, rows, columns)
 
 
-def smooth_noise(seed: Tensor, purpose: int, cells: int, size: int) -> Tensor:
-    """Value noise [B, size, size] in [0, 1): a lattice of `cells` bumps a side, blended by a cubic
-    step."""
-    values = lattice(seed, purpose, cells + 1, cells + 1)
-    place = (torch.arange(size, device=seed.device, dtype=torch.float32) + 0.5) * (cells / size)
-    first = place.to(torch.int64)  # [size]
-    step = place - first
-    step = step * step * (3 - 2 * step)
-    above = values[:, first]
-    rows = above + (values[:, first + 1] - above) * step[:, None]  # [B, size, cells + 1]
-    return rows[..., first] + (rows[..., first + 1] - rows[..., first]) * step
-
-
-def sine(turns: Tensor) -> Tensor:
-    """A sine of angles in turns (1 = full circle), within 0.1 %, made of exact operations."""
-    x = turns - torch.floor(turns) - 0.5
-    y = 16 * x * x.abs() - 8 * x
-    return y * (0.775 + 0.225 * y.abs())
-
-
-def _scramble(x: Tensor) -> Tensor:
-    """A 32-bit integer mixer (lowbias32) held in int64, where the low word of a wrapped product is
-    still right."""
-    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _WORD
-    x = ((x ^ (x >> 15)) * 0x846CA68B) & _WORD
-    return x ^ (x >> 16)
-
-
-def _scramble_int(x: int) -> int:
+def _scramble(x: Any) -> Any:
+    """Mix an int, or int64 tensors that hold 32-bit integers (lowbias32); the low word of a product
+    that wraps is still right."""
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & _WORD
     x = ((x ^ (x >> 15)) * 0x846CA68B) & _WORD
     return x ^ (x >> 16)

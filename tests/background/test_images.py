@@ -14,7 +14,7 @@ import seecause as sc
 from seecause import critters
 from seecause.background import LabelledImages, Masks, images as images_file, read_images
 from seecause.background.images import imagenet9_model, model_for, on_pixels
-from seecause.critters.rendering import BACKGROUNDS
+from seecause.critters.world import BACKGROUNDS
 from seecause.data import imagenet, open_data
 from seecause.data.dataset import IGNORE
 from seecause.errors import BadImage, BadOption, DataMissing, NotDefined, UnknownName

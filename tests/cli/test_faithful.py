@@ -41,7 +41,7 @@ def test_evaluation_prints_what_the_library_measures(run):
     assert facts["plain"] == pytest.approx(result["plain"])
     assert result["data"].endswith("test") and result["chosen_on"].endswith("val")
     network = open_network(str(run))
-    assert result["plain"] == pytest.approx(examine(network.net, network.test_images()).table())
+    assert result["plain"] == pytest.approx(examine(network.net, network.images("test")).table())
     text = invoke("faithful", "evaluate", run, "--device", "cpu", "--no-interventions").stdout
     assert "worst" in text and f"{result['plain']['average']:.4f}" in text
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from seecause import critters
-from seecause.critters.latents import CLASSES, CODEWORDS, PARTS, VARIANTS
-from seecause.critters.rendering import BACKGROUNDS, Do, render
+from seecause.critters.rendering import Do, render
+from seecause.critters.world import BACKGROUNDS, CLASSES, CODEWORDS, PARTS, VARIANTS
 from seecause.errors import SeecauseError
 
 GRID = len(CLASSES) * len(BACKGROUNDS)
@@ -19,7 +19,7 @@ def latents():
 
 
 @pytest.fixture(scope="module")
-def picture(latents):
+def drawn(latents):
     return render(latents)
 
 
@@ -29,14 +29,14 @@ def saturation(image):
     return (image.amax(1) - image.amin(1)) / image.amax(1)
 
 
-def test_a_picture_is_bit_equal_in_any_batch(latents, picture):
+def test_an_image_is_bit_equal_in_any_batch(latents, drawn):
     order = torch.randperm(GRID, generator=torch.Generator().manual_seed(0))
     shuffled = render(latents[order])
-    assert torch.equal(shuffled.image, picture.image[order])
+    assert torch.equal(shuffled.image, drawn.image[order])
     for row in (0, 13, GRID - 1):
         alone = render(latents[row])
-        assert torch.equal(alone.image[0], picture.image[row])
-        assert torch.equal(alone.parts[0], picture.parts[row])
+        assert torch.equal(alone.image[0], drawn.image[row])
+        assert torch.equal(alone.parts[0], drawn.parts[row])
 
 
 @pytest.mark.parametrize("size", [64, 96, 128, 224])
@@ -50,29 +50,29 @@ def test_every_size_and_style_has_sound_pixels(latents, size, style):
 
 
 @pytest.mark.parametrize("code", range(len(BACKGROUNDS)))
-def test_another_background_leaves_every_bit_of_the_creature(latents, picture, code):
+def test_another_background_leaves_every_bit_of_the_creature(latents, drawn, code):
     swapped = render(latents, do=Do(background=code))
-    creature = picture.mask[:, None].expand_as(picture.image)
-    assert torch.equal(swapped.image[creature], picture.image[creature])
-    assert torch.equal(swapped.parts, picture.parts)
+    creature = drawn.mask[:, None].expand_as(drawn.image)
+    assert torch.equal(swapped.image[creature], drawn.image[creature])
+    assert torch.equal(swapped.parts, drawn.parts)
     moved_away = latents.background != code
-    differs = (swapped.image != picture.image).any(1) & ~picture.mask
-    share = differs.flatten(1).sum(1) / (~picture.mask).flatten(1).sum(1)
+    differs = (swapped.image != drawn.image).any(1) & ~drawn.mask
+    share = differs.flatten(1).sum(1) / (~drawn.mask).flatten(1).sum(1)
     assert share[moved_away].min() > 0.9
     assert share[~moved_away].max() == 0
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_removing_a_part_changes_its_own_pixels_and_no_other(latents, picture, part):
+def test_removing_a_part_changes_its_own_pixels_and_no_other(latents, drawn, part):
     removed = render(latents, do=Do(without=(part,)))
-    support = picture.parts == 1 + PARTS.index(part)
-    changed = (removed.image != picture.image).any(1)
+    support = drawn.parts == 1 + PARTS.index(part)
+    changed = (removed.image != drawn.image).any(1)
     assert not (changed & ~support).any()
     assert (changed & support).flatten(1).any(1).all()
     assert not (removed.parts == 1 + PARTS.index(part)).any()
 
 
-def test_moving_shifts_the_creature_bit_for_bit(latents, picture):
+def test_moving_shifts_the_creature_bit_for_bit(latents, drawn):
     centred = latents.replace(centre=torch.full_like(latents.centre, 0.5))
     before, after = render(centred), render(centred, do=Do(move=(5, -3)))
     assert torch.equal(torch.roll(before.parts, (5, -3), dims=(1, 2)), after.parts)
@@ -81,11 +81,11 @@ def test_moving_shifts_the_creature_bit_for_bit(latents, picture):
     assert torch.equal(shifted[creature], after.image[creature])
 
 
-def test_nothing_left_but_the_background(latents, picture):
+def test_nothing_left_but_the_background(latents, drawn):
     empty = render(latents, do=Do(without=PARTS))
     assert not empty.mask.any()
-    outside = ~picture.mask[:, None].expand_as(picture.image)
-    assert torch.equal(empty.image[outside], picture.image[outside])
+    outside = ~drawn.mask[:, None].expand_as(drawn.image)
+    assert torch.equal(empty.image[outside], drawn.image[outside])
 
 
 def test_creatures_and_backgrounds_share_no_colour():
@@ -109,7 +109,7 @@ def test_creatures_and_parts_are_large_enough_and_whole():
     assert not border.any()
 
 
-def test_a_sample_says_what_its_picture_shows():
+def test_a_sample_says_what_its_image_shows():
     """Also of a counterfactual: its group names the background that was put in."""
     moved = list(critters.samples("clean", "test", 8, do=Do(background=2)))
     plain = list(critters.samples("clean", "test", 8))
@@ -127,11 +127,11 @@ def test_swapping_a_part_gives_the_creature_that_has_it(latents):
         assert torch.equal(by_parts.image, render(latents.show(other)[row]).image)
 
 
-def test_a_background_without_its_cue_is_flat(latents, picture):
+def test_a_background_without_its_cue_is_flat(latents, drawn):
     flat = render(latents, do=Do(cue=0.0))
     outside = (flat.image / latents.gain[:, None, None, None]).permute(0, 2, 3, 1)[~flat.mask]
     assert outside.std(0).max() < 1e-6
-    assert torch.equal(flat.mask, picture.mask)
+    assert torch.equal(flat.mask, drawn.mask)
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 import seecause as sc
-from seecause.critters.latents import CLASSES
-from seecause.critters.regimes import Regime
+from seecause.critters.world import CLASSES, Regime
 from tools.critters import ifam
-from tools.critters.ifam_backbone import (
-    RECIPES,
-    IfamRecipe,
-    backbone_shape,
-    batches,
-    loudest,
-)
+from tools.critters.ifam_backbone import RECIPES, IfamRecipe, backbone_shape, batches
 
 CPU = torch.device("cpu")
 TINY = backbone_shape() | {"img_size": 48, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -73,9 +66,3 @@ def test_a_finite_regime_comes_round_and_others_are_fresh():
     assert sorted(ids[0] + ids[1]) == sorted(ids[2] + ids[3]) == list(range(8))
     fresh = [scenes.ids.tolist() for scenes in batches("clean", 4, 2, seed=0, size=32, device=CPU)]
     assert fresh == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-def test_one_patch_is_enough_to_be_heard():
-    scores = torch.zeros(1, 50, 2)
-    scores[0, 7, 1] = 20
-    assert loudest(scores)[0, 1] > 15 and loudest(scores)[0, 0] == pytest.approx(0, abs=1e-5)

@@ -10,26 +10,20 @@ import torch
 from sklearn.linear_model import RidgeClassifier
 
 from seecause import critters
-from seecause.critters.latents import (
+from seecause.critters.rendering import intervene
+from seecause.critters.world import (
+    BACKGROUNDS,
     CLASSES,
     CODEWORDS,
     PARTS,
-    compatible_classes,
-    drop_parts,
+    SPLITS,
+    Regime,
+    joint,
     minimal_sufficient_sets,
-    mix_parts,
 )
-from seecause.critters.questions import (
-    SUBJECTS,
-    answer_codes,
-    choices,
-    vocabulary,
-    wordings,
-    words,
-)
-from seecause.critters.regimes import SPLITS, Regime, joint
-from seecause.critters.rendering import BACKGROUNDS, intervene
 from seecause.errors import UnknownName
+from tools.critters import drop_parts, mix_parts
+from tools.critters.questions import SUBJECTS, answer_codes, choices, vocabulary, wordings, words
 
 
 def test_classes_differ_in_two_parts_and_no_variant_is_unique():
@@ -54,6 +48,12 @@ def _possible(latents, parts) -> int:
     """How many classes remain when only these parts are visible."""
     hidden = critters.Do(without=tuple(part for part in PARTS[1:] if part not in parts))
     return int(compatible_classes(intervene(latents, hidden)).sum())
+
+
+def compatible_classes(latents):
+    """[B, C] bool: the classes whose codeword agrees with every part still visible."""
+    agrees = latents.variants[:, None] == torch.tensor(CODEWORDS)
+    return (agrees | ~latents.present[:, None, 1:]).all(dim=-1)
 
 
 def test_certified_bounds_are_exact():
@@ -108,7 +108,7 @@ def test_the_simplicity_pool_is_finite_for_training_only():
     )
 
 
-def test_dropped_parts_leave_the_body_and_half_of_the_pictures():
+def test_dropped_parts_leave_the_body_and_half_of_the_images():
     latents = drop_parts(critters.draw("clean", "train", 4000), share=0.5)
     assert latents.present[:, 0].all()
     touched = ~latents.present.all(dim=1)

@@ -1,4 +1,4 @@
-"""Tiny iFAM networks whose parts share the picture out."""
+"""Tiny iFAM networks whose parts share the image out."""
 
 from __future__ import annotations
 
@@ -13,16 +13,10 @@ from tests.tiny import scramble
 
 SIZE = (40, 48)  # a 5 x 6 grid of 8-pixel patches
 STEPS = Preprocess(size=SIZE, mean=(0.5,) * 3, std=(0.5,) * 3)
-ARGUMENTS: dict[str, Any] = dict(
-    img_size=SIZE,
-    patch_size=8,
-    embed_dim=24,
-    depth=3,
-    num_heads=3,
-    num_classes=0,
-    reg_tokens=2,
-    init_values=1e-5,
-)
+SMALL: dict[str, Any] = {"patch_size": 8, "embed_dim": 24, "num_heads": 3}
+SQUARE = {**SMALL, "img_size": 32, "depth": 2, "num_classes": 6}
+ARGUMENTS = {**SMALL, "img_size": SIZE, "depth": 3, "num_classes": 0, "reg_tokens": 2}
+ARGUMENTS["init_values"] = 1e-5
 ARCHITECTURE = {"library": "timm", "class": "VisionTransformer", "arguments": ARGUMENTS}
 
 
@@ -36,18 +30,12 @@ def dinov2_backbone() -> nn.Module:
     """What RAD-DINO is: no registers, positions of the class token too."""
     import transformers as hf
 
-    config = hf.Dinov2Config(
-        hidden_size=24,
-        num_hidden_layers=3,
-        num_attention_heads=3,
-        patch_size=8,
-        image_size=40,
-        mlp_ratio=2,
-    )
+    shape = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3}
+    config = hf.Dinov2Config(**shape, patch_size=8, image_size=40, mlp_ratio=2)
     return hf.Dinov2Model(config)
 
 
-def pictures(batch: int = 3, seed: int = 1, size: tuple[int, int] = SIZE) -> Tensor:
+def random_images(batch: int = 3, seed: int = 1, size: tuple[int, int] = SIZE) -> Tensor:
     return torch.randn(
         batch, 3, *size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
@@ -61,7 +49,7 @@ def tiny_net(
     size: tuple[int, int] = SIZE,
     **options: Any,
 ) -> IFAM:
-    """Scrambled, float64, in eval mode; prototypes are tokens of a picture, so that every part wins
+    """Scrambled, float64, in eval mode; prototypes are tokens of a image, so that every part wins
     some patches."""
     torch.manual_seed(seed)
     options = {
@@ -74,7 +62,7 @@ def tiny_net(
     scramble(net, seed)
     net.double().eval()
     with torch.no_grad():
-        result = net.stage1.tower.features(pictures(1, seed=9, size=size))[0]
+        result = net.stage1.tower.features(random_images(1, seed=9, size=size))[0]
         chosen = result[:: len(result) // (parts + 1)][: parts + 1]
         net.stage1.prototypes.copy_(result.mean(dim=0) + 0.5 * (chosen - result.mean(dim=0)))
     return net

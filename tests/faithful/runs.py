@@ -1,4 +1,4 @@
-"""Tiny training runs: a backbone in a folder, pictures in class folders."""
+"""Tiny training runs: a backbone in a folder, images in class folders."""
 
 from __future__ import annotations
 
@@ -29,20 +29,13 @@ def tiny_backbone(folder: Path, **changes: Any) -> Path:
     torch.manual_seed(0)
     save_file(VisionTransformer(**shape).state_dict(), folder / "toy.safetensors")
     architecture = {"library": "timm", "class": "VisionTransformer", "arguments": shape}
-    (folder / "toy.json").write_text(
-        json.dumps(
-            {
-                "architecture": architecture,
-                "classes": ["a", "b", "c"],
-                "mean": [0.5] * 3,
-                "std": [0.5] * 3,
-            }
-        )
-    )
+    card = {"architecture": architecture, "classes": ["a", "b", "c"]}
+    card |= {"mean": [0.5] * 3, "std": [0.5] * 3}
+    (folder / "toy.json").write_text(json.dumps(card))
     return folder
 
 
-def tiny_pictures(folder: Path, *, train: int = 8, others: int = 3) -> Path:
+def tiny_images(folder: Path, *, train: int = 8, others: int = 3) -> Path:
     """Two classes: a bright square on the left or on the right."""
     draw = np.random.default_rng(0)
     for split, count in (("train", train), ("val", others), ("test", others)):
@@ -57,13 +50,13 @@ def tiny_pictures(folder: Path, *, train: int = 8, others: int = 3) -> Path:
 
 
 def tiny_config(folder: Path, **changes: Any) -> TrainConfig:
-    """A run of 2 epochs of 4 steps, on pictures and a backbone below `folder`, which are made if
+    """A run of 2 epochs of 4 steps, on images and a backbone below `folder`, which are made if
     they are not there."""
-    if not (folder / "pictures").exists():
-        tiny_pictures(folder / "pictures")
+    if not (folder / "images").exists():
+        tiny_images(folder / "images")
         tiny_backbone(folder / "backbone")
     settings: dict[str, Any] = dict(
-        data=f"folder:{folder / 'pictures'}",
+        data=f"folder:{folder / 'images'}",
         backbone=str(folder / "backbone"),
         out=str(folder / "run"),
         parts=2,
@@ -98,7 +91,7 @@ def start(config) -> Run:
     return Run(config, Processes(0, 1, CPU))
 
 
-def deaf(*message) -> None:
+def ignore(*message) -> None:
     pass
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.critters.latents import CLASSES
+from seecause.critters.world import CLASSES
 from seecause.data.batch import to_batch
 from seecause.data.dataset import IGNORE, Sample
 from seecause.data.registry import open_data
@@ -27,13 +27,12 @@ from seecause.faithful.evaluation import (
     key_points,
     keypoint_fit_data,
     merge,
-    part_examples,
 )
 from seecause.metrics.annotations import Overlap, foreground, keypoint_error, locate, part_agreement
 from seecause.models.preprocess import Preprocess
 from tests.faithful.birds import KINDS, bird_net, tiny_cub
-from tests.faithful.nets import SIZE, pictures, tiny_net
-from tests.faithful.runs import tiny_pictures
+from tests.faithful.nets import SIZE, tiny_net
+from tests.faithful.runs import tiny_images
 
 FRAME = Preprocess(size=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3, filter="bilinear")
 
@@ -175,15 +174,15 @@ def test_the_best_intervention_is_chosen_on_validation(birds):
     """Plain numbers, those it changes, and key points where tokens are rejected."""
     network = TrainedNetwork("birds", bird_net(birds), f"cub:{birds}")
     result = evaluate(network, quantiles=[0.5], keypoints=False)
-    net, val = network.net, network.val_images()
+    net, val = network.net, network.images("val")
     every = [trial.intervention for trial in result.trials]
     assert len(every) == 8 and every[0] == Intervention() and len(set(every)) == 8
-    assert net.thresholds[0.5, "distance"].images == len(network.train_images())
+    assert net.thresholds[0.5, "distance"].images == len(network.images("train"))
     for trial in result.trials:
         with intervene(net, **asdict(trial.intervention)):
             assert examine(net, val).table()["average"] == pytest.approx(trial.average)
     with intervene(net, **asdict(result.intervention)):
-        assert result.changed == pytest.approx(examine(net, network.test_images()).table())
+        assert result.changed == pytest.approx(examine(net, network.images("test")).table())
     # a copy without a run brings its thresholds; those of fewer images are not taken for them
     kept = dict(net.thresholds)
     evaluate(network, intervention=Intervention((), 0.5), keypoints=False, limit=1)
@@ -195,20 +194,13 @@ def test_the_best_intervention_is_chosen_on_validation(birds):
         evaluate(alone)
 
 
-def test_images_without_masks_are_not_cropped(birds):
-    network = TrainedNetwork("birds", bird_net(birds), f"cub:{birds}")
-    options = {"intervention": None, "keypoints": False, "limit": 2}
-    plain = evaluate(network, random_crops=True, **options).plain
-    assert plain == evaluate(network, **options).plain and "miou_public" not in plain
-
-
 def test_a_network_is_tested_on_the_images_it_names(tmp_path):
-    folder = tiny_pictures(tmp_path / "all")
+    folder = tiny_images(tmp_path / "all")
     network = TrainedNetwork("tiny", tiny_net(), f"folder:{folder}")
-    assert len(network.train_images()) == 16 and len(network.train_images(6)) == 6
-    assert len(network.val_images()) == 6 and len(network.test_images()) == 6
+    assert len(network.images("train")) == 16 and len(network.images("train", 6)) == 6
+    assert len(network.images("val")) == 6 and len(network.images("test")) == 6
     other = replace(network, test=f"folder:{folder / 'val'}")
-    assert other.test_images().name.endswith("val")
+    assert other.images("test").name.endswith("val")
 
 
 def test_a_network_comes_back_from_its_folder_on_the_device_asked_for(birds, tmp_path):
@@ -235,7 +227,7 @@ def test_networks_that_are_not_there_are_named_as_what_they_are(tmp_path):
 
 
 @torch.no_grad()
-def test_examples_are_named_by_their_place_and_class(birds):
+def test_examples_are_named_by_their_place_and_class(birds, scenes):
     network = TrainedNetwork("birds", bird_net(birds), f"cub:{birds}")
     network.net.class_names = ()  # the images have names, even if the network has none
     name, examples = example_parts(network, limit=4)
@@ -246,18 +238,8 @@ def test_examples_are_named_by_their_place_and_class(birds):
     other, examples = example_parts(network, data=f"waterbird200:{birds}", limit=2)
     assert other == f"waterbird200:{birds}" and len(examples.images) == 2
     assert list(examples.without) == [0, 1, 2] and examples.net is network.net
-
-
-def test_examples_are_outputs_in_eval_mode_with_and_without_each_part():
-    net, images = tiny_net(), pictures()
-    examples = part_examples(net.train(), images, "abc")
-    assert net.training
-    net.eval()
-    assert torch.equal(examples.output.mask, net(images).mask)
-    for part in range(net.parts):
-        with intervene(net, drop_parts=[part]):
-            assert_close(examples.without[part].logits, net(images).logits)
-            assert torch.equal(examples.without[part].mask, net(images).mask)
+    many = TrainedNetwork("scenes", scenes[0], test="critters:balanced:test")
+    assert len(example_parts(many, limit=33)[1].images) == 33
 
 
 def strip(turned: bool = False, masked: bool = True) -> Sample:
@@ -291,13 +273,16 @@ def test_random_crops_hold_some_of_the_object():
 
 
 @torch.no_grad()
-def test_miou_on_random_crops_is_another_number(scenes):
+def test_miou_on_random_crops_is_another_number(scenes, birds):
     net, data = scenes
     network = TrainedNetwork("scenes", net, test="critters:balanced:test")
     plain = evaluate(network, intervention=None, random_crops=True, limit=5).plain
     crops = RandomCrops(data, net.preprocess)
     assert plain["miou_public"] == pytest.approx(examine(net, crops).table()["miou"])
     assert plain["miou_public"] != plain["miou"]
+    unmasked = TrainedNetwork("birds", bird_net(birds), test=f"cub:{birds}:test")
+    options = {"intervention": None, "keypoints": False, "limit": 2}
+    assert "miou_public" not in evaluate(unmasked, random_crops=True, **options).plain
 
 
 def slow(net, fit, test):

@@ -10,16 +10,14 @@ from torch.testing import assert_close
 from seecause.engine.graphs import without_graphs
 from seecause.faithful import intervene, stages
 from seecause.faithful.parts import Noise
-from seecause.faithful.stages import reads_straight_through
-from tests.faithful.nets import pictures, tiny_net
-from tests.helpers import noise
+from tests.faithful.nets import random_images, tiny_net
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @torch.no_grad()
 def test_packed_equals_masked_on_a_gpu():
-    net, images = tiny_net(), pictures(4)
+    net, images = tiny_net(), random_images(4)
     mask = net(images).mask
     mask[0] = False
     expected = net(images, mask=mask).logits
@@ -46,7 +44,7 @@ def test_both_stages_by_graph_have_the_bits_of_a_plain_run(monkeypatch, few):
         assert torch.equal(got.logits, plain.logits) and torch.equal(got.maps, plain.maps)
         return got.logits
 
-    given = [pictures(4, seed=seed).to("cuda", torch.bfloat16) for seed in (0, 1, 0, 1, 0, 1)]
+    given = [random_images(4, seed=seed).to("cuda", torch.bfloat16) for seed in (0, 1, 0, 1, 0, 1)]
     before = [check(images) for images in given]
     owners = (net.graphs, net.stage2.graphs)
     held = [graph for owner in owners for graph in owner.memo.get("graphs", {}).values()]
@@ -59,7 +57,7 @@ def test_both_stages_by_graph_have_the_bits_of_a_plain_run(monkeypatch, few):
 
 
 def test_packed_training_has_the_masked_gradient_on_a_gpu():
-    images, draws = pictures(4).float().cuda(), Noise(0, 0, torch.arange(4).cuda())
+    images, draws = random_images(4).float().cuda(), Noise(0, 0, torch.arange(4).cuda())
     slopes = []
     for packed in (True, False):
         net = tiny_net(gradient="none").float().cuda().train()
@@ -68,21 +66,3 @@ def test_packed_training_has_the_masked_gradient_on_a_gpu():
         logits.float().square().sum().backward()
         slopes.append(net.stage2.tower.native.blocks[0].attn.qkv.weight.grad)
     assert_close(slopes[0], slopes[1], atol=5e-2 * slopes[1].abs().max().item(), rtol=0)
-
-
-def test_straight_through_in_half_precision_is_near_the_exact_one():
-    q, k, v = (noise(2, 3, 40, 64, seed=s) for s in range(3))
-    weights, slope = (noise(2, 40, seed=4) > 0).double(), noise(2, 40, 3, 64, seed=6)
-    result = []
-    for dtype, device in ((torch.float64, "cpu"), (torch.bfloat16, "cuda")):
-        given = [x.to(device, dtype).requires_grad_() for x in (q, k, v)]
-        seen = weights.to(
-            device, torch.float64 if device == "cpu" else torch.float32
-        ).requires_grad_()
-        result.append(
-            torch.autograd.grad(
-                reads_straight_through(seen)(*given, 0.125), (*given, seen), slope.to(device, dtype)
-            )
-        )
-    for exact, near in zip(*result, strict=True):
-        assert_close(near.double().cpu(), exact, atol=5e-2 * exact.abs().max().item(), rtol=0)

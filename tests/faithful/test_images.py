@@ -1,4 +1,4 @@
-"""Pictures: augmented in the right light and the same whenever they are asked for, and with parts
+"""Images: augmented in the right light and the same whenever they are asked for, and with parts
 in colour that show exactly what is seen."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_jitter_leaves_green_and_clips_at_white():
     ("kind", "least", "most"), [("birds", 65, 95), ("birds_no_jitter", 0, 0), ("plain", 0, 0)]
 )
 def test_birds_are_seen_in_another_light(kind, least, most):
-    """A grey picture gets a colour in no other way."""
+    """A grey image gets a colour in no other way."""
     change, grey, coloured = augmentation(kind, FRAME), photo()[:1].expand(3, -1, -1), 0
     for sample in range(100):
         with seeded(0, 0, sample):
@@ -68,7 +68,7 @@ def test_a_draw_depends_on_its_key_alone(kind):
         assert any(not torch.equal(draw(epoch), first) for epoch in range(1, 6))
 
 
-def test_without_augmentation_a_picture_is_a_test_picture():
+def test_without_augmentation_an_image_is_a_test_image():
     from PIL import Image
 
     raw = (photo() * 255).round() / 255

@@ -8,10 +8,10 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.errors import BadImage, BadOption, UnsupportedModel
-from seecause.faithful import IFAM, load
+from seecause.errors import BadOption, UnsupportedModel
+from seecause.faithful import IFAM
 from seecause.faithful.parts import Noise, Purpose
-from tests.faithful.nets import pictures, tiny_net
+from tests.faithful.nets import SQUARE, random_images, tiny_net
 from tests.reference import ifam as reference
 
 EXACT = {"atol": 1e-10, "rtol": 0}
@@ -20,7 +20,7 @@ EXACT = {"atol": 1e-10, "rtol": 0}
 @pytest.mark.parametrize("modulation", ["joint", "per_part"])
 @torch.no_grad()
 def test_both_stages_equal_the_slow_twin(modulation):
-    net, images = tiny_net(modulation=modulation), pictures()
+    net, images = tiny_net(modulation=modulation), random_images()
     out = net(images)
     assert 0 < out.mask.double().mean() < 1
     assert len(set(out.maps.argmax(dim=1).flatten().tolist())) == net.parts + 1
@@ -59,7 +59,7 @@ def test_both_stages_equal_the_slow_twin(modulation):
 )
 @torch.no_grad()
 def test_training_draws_noise_for_the_mask_apart_or_takes_that_of_the_maps(options, of_mask):
-    net, images = tiny_net(part_dropout=0.0, part_dropout2=0.0, **options).train(), pictures()
+    net, images = tiny_net(part_dropout=0.0, part_dropout2=0.0, **options).train(), random_images()
     noise = Noise(3, 5, torch.tensor([11, 4, 7]))
     out = net(images, noise=noise)
     like, stage = out.maps.flatten(2), net.stage2
@@ -82,9 +82,9 @@ def test_training_draws_noise_for_the_mask_apart_or_takes_that_of_the_maps(optio
 
 
 @torch.no_grad()
-def test_warped_pictures_have_noise_of_their_own():
-    net, images = tiny_net(part_dropout=0.0, part_dropout2=0.0).train(), pictures()
-    noise, warped = Noise(3, 5, torch.tensor([11, 4, 7])), pictures(seed=2)
+def test_warped_images_have_noise_of_their_own():
+    net, images = tiny_net(part_dropout=0.0, part_dropout2=0.0).train(), random_images()
+    noise, warped = Noise(3, 5, torch.tensor([11, 4, 7])), random_images(seed=2)
     out = net(images, noise=noise, warped=warped)
     for i, image in enumerate(warped):
         z, own = (
@@ -114,7 +114,7 @@ def test_parameter_count_of_the_published_checkpoint():
 
 @torch.no_grad()
 def test_a_samples_noise_is_its_own():
-    net, images = tiny_net().train(), pictures(4)
+    net, images = tiny_net().train(), random_images(4)
     ids = torch.tensor([5, 9, 2, 2**40])
     out = net(images, noise=Noise(1, 2, ids))
     order = torch.tensor([2, 0])
@@ -128,7 +128,7 @@ def test_a_samples_noise_is_its_own():
 @torch.no_grad()
 def test_stage_1_part_dropout():
     """A part that is left out votes for nothing, and the others make up for it."""
-    images, noise = pictures(), Noise(0, 0, torch.arange(3))
+    images, noise = random_images(), Noise(0, 0, torch.arange(3))
     whole, subset = (
         tiny_net(part_dropout=share).train()(images, noise=noise).part_logits
         for share in (0.0, 0.6)
@@ -144,7 +144,7 @@ def test_stage_1_part_dropout():
 
 @torch.no_grad()
 def test_stage_2_part_dropout():
-    images, noise = pictures(), Noise(0, 0, torch.arange(3))
+    images, noise = random_images(), Noise(0, 0, torch.arange(3))
     plain = tiny_net(part_dropout2=0.0, eval_noise=True)
     as_in_eval = plain(images, noise=noise).mask
     assert torch.equal(plain.train()(images, noise=noise).mask, as_in_eval) and as_in_eval.any()
@@ -154,8 +154,8 @@ def test_stage_2_part_dropout():
 
 
 @torch.no_grad()
-def test_eval_noise_is_off_by_default_and_each_pictures_own():
-    images = pictures()
+def test_eval_noise_is_off_by_default_and_each_images_own():
+    images = random_images()
     quiet, noisy = tiny_net(), tiny_net(eval_noise=True)
     assert torch.equal(quiet(images, noise=Noise(0, 0, torch.arange(3))).maps, quiet(images).maps)
     assert not torch.equal(noisy(images).maps, quiet(images).maps)
@@ -168,7 +168,7 @@ def test_eval_noise_is_off_by_default_and_each_pictures_own():
 
 @torch.no_grad()
 def test_part_maps_are_wide_under_autocast_and_in_half_precision():
-    net, images = tiny_net().float(), pictures().float()
+    net, images = tiny_net().float(), random_images().float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = net(images)
     assert out.maps.dtype == out.distances.dtype == out.embeddings.dtype == torch.float32
@@ -178,7 +178,7 @@ def test_part_maps_are_wide_under_autocast_and_in_half_precision():
 
 
 def test_pdiscoformer_is_the_parts_alone():
-    net, images = tiny_net(stages=1), pictures()
+    net, images = tiny_net(stages=1), random_images()
     out = net(images)
     assert net.stage2 is None and torch.equal(out.logits, out.stage1_logits)
     with pytest.raises(BadOption, match="no stage that reads"):
@@ -186,48 +186,21 @@ def test_pdiscoformer_is_the_parts_alone():
 
 
 def test_bad_input_is_named():
-    net, images = tiny_net(), pictures()
-    for wrong in (images[..., :40], images[0], images[..., :45]):
-        with pytest.raises(BadImage, match="40, 48"):
-            net(wrong)
+    net, images = tiny_net(), random_images()
     with pytest.raises(BadOption, match="mask"):
         net(images, mask=torch.ones(3, 4, 6, dtype=torch.bool))
     net.train()
     with pytest.raises(BadOption, match="hidden tokens"):
         net(images, packed=True)
     with pytest.raises(UnsupportedModel, match="class token"):
-        IFAM(
-            timm.models.VisionTransformer(
-                img_size=32,
-                patch_size=8,
-                embed_dim=24,
-                depth=1,
-                num_heads=3,
-                class_token=False,
-                global_pool="avg",
-            ),
-            2,
-            2,
-        )
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("stages", [1, 2])
-def test_thresholds_are_saved_unless_heads_of_stage_1_are_gone(tmp_path, stages):
-    """Where stage 1 answers, removed heads are its own: distances are no longer those that were
-    calibrated."""
-    net = tiny_net(stages=stages)
-    sc.faithful.calibrate(net, pictures(), 0.9)
-    for place, metadata, stay in (("a", {}, True), ("b", {"removed": [[0, 1]]}, stages == 2)):
-        net.save(tmp_path / place, **metadata)
-        assert load(tmp_path / place).thresholds == (net.thresholds if stay else {})
+        IFAM(timm.models.VisionTransformer(**SQUARE, class_token=False, global_pool="avg"), 2, 2)
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_mask_from_outside_is_a_constant_in_every_mode(training):
-    net, images = tiny_net(eval_noise=True).train(training), pictures()
-    mask = pictures(seed=4)[:, 0, ::8, ::8] > 0  # [3, 5, 6]
-    noise, warped = Noise(3, 5, torch.tensor([11, 4, 7])), pictures(seed=2)
+    net, images = tiny_net(eval_noise=True).train(training), random_images()
+    mask = random_images(seed=4)[:, 0, ::8, ::8] > 0  # [3, 5, 6]
+    noise, warped = Noise(3, 5, torch.tensor([11, 4, 7])), random_images(seed=2)
     plain = net(images, noise=noise, warped=warped)
     out = net(images, noise=noise, warped=warped, mask=mask)
     assert torch.equal(out.mask, mask) and not torch.equal(plain.mask, mask)
@@ -246,7 +219,7 @@ def test_a_mask_from_outside_is_a_constant_in_every_mode(training):
 @torch.no_grad()
 def test_stage_1_alone_selects_and_maps_what_the_network_does(noisy):
     """Also under an intervention, whose mask is that of the maps, of their own draw."""
-    net, images = tiny_net(eval_noise=noisy), pictures()
+    net, images = tiny_net(eval_noise=noisy), random_images()
     sc.faithful.calibrate(net, images, 0.5, by="dot")
     trusted = {"quantile": 0.5, "by": "dot"}
     for change in ({}, {"drop_parts": [1]}, trusted, {**trusted, "drop_parts": [0]}):

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from seecause.errors import UnsupportedModel
 from seecause.faithful import IFAM, stages
 from seecause.faithful.stages import packed_places, visible_tokens
-from tests.faithful.nets import dinov2_backbone, pictures, timm_backbone, tiny_net
+from tests.faithful.nets import SQUARE, dinov2_backbone, random_images, timm_backbone, tiny_net
 from tests.families.staged import timm_convnext
 
 EXACT = {"atol": 1e-10, "rtol": 0}
@@ -30,38 +30,17 @@ def test_every_backbone_with_a_class_token_works():
     import torchvision
     import transformers as hf
 
-    square = pictures(1, size=(32, 32))
-    small = dict(
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        intermediate_size=24,
-        patch_size=8,
-        image_size=32,
-    )
+    square, shape = random_images(1, size=(32, 32)), {"image_size": 32, "patch_size": 8}
+    named = {"num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 24}
+    small = {**shape, **named, "hidden_size": 24}
     backbones = [
         torchvision.models.VisionTransformer(
-            image_size=32,
-            patch_size=8,
-            num_layers=2,
-            num_heads=3,
-            hidden_dim=24,
-            mlp_dim=48,
-            num_classes=6,
+            **shape, num_layers=2, num_heads=3, hidden_dim=24, mlp_dim=48, num_classes=6
         ),
         hf.ViTForImageClassification(hf.ViTConfig(**small)),
         hf.ViTModel(hf.ViTConfig(**small)),
         hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**small, num_register_tokens=2)),
-        timm.models.VisionTransformer(
-            img_size=32,
-            patch_size=8,
-            embed_dim=24,
-            depth=2,
-            num_heads=3,
-            num_classes=6,
-            patch_drop_rate=0.5,
-            drop_path_rate=0.2,
-        ),
+        timm.models.VisionTransformer(**SQUARE, patch_drop_rate=0.5, drop_path_rate=0.2),
     ]
     for backbone, tokens in zip(backbones, TOKENS, strict=True):
         net = tiny_net(backbone, parts=2, size=(32, 32)).train()
@@ -80,36 +59,18 @@ def test_every_backbone_with_a_class_token_works():
 
 def test_a_backbones_own_dropout_is_no_part_of_the_method():
     """Stages are read alike in every pass, also while the network learns."""
-    backbone = timm.models.VisionTransformer(
-        img_size=32,
-        patch_size=8,
-        embed_dim=24,
-        depth=2,
-        num_heads=3,
-        num_classes=0,
-        proj_drop_rate=0.5,
-        drop_path_rate=0.5,
-    )
+    backbone = timm.models.VisionTransformer(**SQUARE, proj_drop_rate=0.5, drop_path_rate=0.5)
     net = tiny_net(backbone, parts=2, size=(32, 32)).train()
-    images = pictures(1, size=(32, 32))
+    images = random_images(1, size=(32, 32))
     first, again = (net.stage1.tower.features(images) for _ in range(2))
     assert net.training and torch.equal(first, again)
-
-
-def test_a_packing_names_the_visible_places_in_their_order_and_then_the_others():
-    visible = torch.rand(5, 9, generator=torch.Generator().manual_seed(0)) < 0.4
-    visible[2] = False
-    places, sizes, total = packed_places(visible)
-    assert sizes.tolist() == [row.sum() for row in visible] and total == visible.sum()
-    assert places[:total].tolist() == visible.flatten().nonzero()[:, 0].tolist()
-    assert places[total:].tolist() == (~visible).flatten().nonzero()[:, 0].tolist()
 
 
 @pytest.mark.parametrize("few", [0, 512], ids=["pixels of kept patches", "whole images"])
 @torch.no_grad()
 def test_rows_that_fill_up_a_packed_run_change_nothing(few, monkeypatch):
     monkeypatch.setattr(stages, "_FEW", few)
-    net, images = tiny_net(), pictures(4)
+    net, images = tiny_net(), random_images(4)
     mask = net(images).mask
     mask[0] = False
     stage = net.stage2
@@ -124,14 +85,14 @@ def test_rows_that_fill_up_a_packed_run_change_nothing(few, monkeypatch):
 @torch.no_grad()
 def test_an_embedding_that_is_not_affine_in_its_pixels_is_noticed(monkeypatch):
     monkeypatch.setattr(stages, "_FEW", 0)  # however few rows there are
-    images, places = pictures(2), torch.tensor([0, 5, 34])
+    images, places = random_images(2), torch.tensor([0, 5, 34])
     for change in (lambda tokens: tokens, torch.tanh):
         tower = tiny_net().stage2.tower
         native = tower.parts.embed
         tower.parts.embed = lambda images, native=native, change=change: change(native(images))
         rows = change(native(images)).flatten(0, 1)[places]
         assert_close(tower.embed_rows(images, places), rows, **EXACT)
-        assert tower._affine == (change is not torch.tanh)
+        assert (tower._projection is None) == (change is torch.tanh)
 
 
 def dinov3_backbone():
@@ -149,7 +110,7 @@ def dinov3_backbone():
 @torch.no_grad()
 def test_packed_equals_masked_whatever_else_is_in_the_batch(backbone):
     size = (40, 48) if backbone is timm_backbone else (40, 40)
-    net, images = tiny_net(backbone(), size=size), pictures(4, size=size)
+    net, images = tiny_net(backbone(), size=size), random_images(4, size=size)
     mask = net(images).mask
     mask[0], mask[1] = False, True
     masked = net(images, mask=mask, packed=False).logits

@@ -12,7 +12,6 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause import critters
-from seecause.critters.questions import wordings
 from seecause.errors import NotDefined, UnsupportedModel, ViewMismatch
 from seecause.lvlm.prompt_classifier import verify_answers
 from tests.families.lvlm import photo, tiny_lvlm
@@ -29,6 +28,7 @@ from tests.lvlm.classifiers import (
     words,
 )
 from tests.reference import cigma, prompted
+from tools.critters.questions import wordings
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause import critters
-from seecause.critters.latents import minimal_sufficient_sets
+from seecause.critters.world import minimal_sufficient_sets
 from seecause.errors import BadOption
 from seecause.metrics.parts import (
     REMOVABLE,

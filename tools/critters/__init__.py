@@ -21,9 +21,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from seecause import critters
-from seecause.critters.latents import CLASSES, Latents
-from seecause.critters.regimes import Regime, find_regime
-from seecause.critters.rendering import BACKGROUNDS
+from seecause._random import bits, uniform
+from seecause.critters.world import (
+    BACKGROUNDS,
+    CLASSES,
+    PARTS,
+    VARIANTS,
+    Latents,
+    Regime,
+    find_regime,
+)
 from seecause.errors import BadOption, UnknownName
 from seecause.files import csv_text, write_atomic
 from seecause.metrics.statistics import group_accuracy
@@ -291,3 +298,33 @@ class TrainingLog:
         status = f"{phase}: loss {row['loss']:.3f}  accuracy {row['accuracy']:.3f}"
         steps = row["step"] - done if row["step"] > done else row["step"]  # of another phase
         self._bar.update(self._task, advance=steps, status=status)
+
+
+def drop_parts(latents: Latents, *, share: float, each: float = 0.4) -> Latents:
+    """Remove parts (never the body) from a `share` of the images, each part with probability
+    `each`.
+
+    Models trained on such images meet part-removal interventions in their own domain (FunnyBirds,
+    Hesse et al. 2023).
+    """
+    parts = torch.arange(len(PARTS), device=latents.seed.device)
+    dice = uniform(latents.seed[:, None] * len(PARTS) + parts, 21)  # [B, 1 + P]
+    chosen = uniform(latents.seed, 22) < share
+    gone = chosen[:, None] & (dice < each) & (parts > 0)
+    return latents.replace(present=latents.present & ~gone)
+
+
+def mix_parts(latents: Latents, *, share: float) -> Latents:
+    """Give a `share` of the creatures parts drawn at random, independently: what a part looks
+    like then says nothing about the others.
+
+    Such a creature has no name: `creature` is -1. Its label stays.
+    """
+    mixed = uniform(latents.seed, 23) < share  # [B]
+    parts = torch.arange(len(PARTS) - 1, device=latents.seed.device)
+    choices = len(VARIANTS["tail"])  # as many as every part has
+    drawn = bits(latents.seed[:, None] * len(PARTS) + parts, 24) % choices  # [B, P]
+    return latents.replace(
+        variants=torch.where(mixed[:, None], drawn, latents.variants),
+        creature=torch.where(mixed, -1, latents.creature),
+    )

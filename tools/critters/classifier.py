@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seecause import critters
-from seecause.critters.latents import CLASSES, VARIANTS, Latents, drop_parts
 from seecause.critters.planted import PlantedViT
-from seecause.critters.regimes import REGIMES, Regime
+from seecause.critters.world import CLASSES, REGIMES, VARIANTS, Latents, Regime
 from seecause.engine.chunks import machine
 from seecause.errors import BadOption
 from seecause.files import write_json
@@ -36,6 +35,7 @@ from tools.critters import (
     TrainingLog,
     adamw,
     descend,
+    drop_parts,
     evaluate,
     half,
     move_average,

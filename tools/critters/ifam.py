@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seecause import critters
-from seecause.critters.latents import CLASSES
-from seecause.critters.regimes import find_regime
+from seecause.critters.world import CLASSES, find_regime
 from seecause.engine.chunks import machine
 from seecause.faithful import IFAM, calibrate, intervene, load
 from seecause.faithful.evaluation import mask_pixels

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from seecause import critters
-from seecause.critters.latents import VARIANTS, Latents, drop_parts, mix_parts
-from seecause.critters.regimes import Regime, find_regime
+from seecause.critters.world import VARIANTS, Latents, Regime, find_regime
 from seecause.faithful.losses import LossWeights
 from tools.critters import (
     DrawnRecipe,
@@ -29,7 +28,9 @@ from tools.critters import (
     RunningMeans,
     adamw,
     descend,
+    drop_parts,
     half,
+    mix_parts,
     pace,
     seeded,
 )

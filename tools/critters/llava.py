@@ -25,9 +25,8 @@ from torch.nn import functional as F
 from transformers import LlavaForConditionalGeneration
 
 from seecause import critters
-from seecause.critters.latents import PARTS, VARIANTS, Latents, mix_parts
-from seecause.critters.questions import SUBJECTS, answer_codes, wordings
-from seecause.critters.rendering import BACKGROUNDS, STYLES
+from seecause.critters.rendering import STYLES
+from seecause.critters.world import BACKGROUNDS, PARTS, VARIANTS, Latents
 from seecause.engine.chunks import machine
 from seecause.files import write_json
 from seecause.models.decoder import restrict
@@ -38,6 +37,7 @@ from tools.critters import (
     adamw,
     descend,
     half,
+    mix_parts,
     move_average,
     pace,
     seeded,
@@ -58,6 +58,7 @@ from tools.critters.llava_model import (
     mean_bank,
     see,
 )
+from tools.critters.questions import SUBJECTS, answer_codes, wordings
 
 _CHOICES = len(BACKGROUNDS)  # as many as a part has variants
 _AHEAD = 12  # steps

@@ -40,12 +40,12 @@ from transformers import (
 )
 
 from seecause import _random, critters
-from seecause.critters.latents import Latents
-from seecause.critters.questions import SUBJECTS, answer_codes, choices, vocabulary, wordings
 from seecause.critters.rendering import STYLES
+from seecause.critters.world import Latents
 from seecause.models.decoder import restrict
 from seecause.models.preprocess import Preprocess
 from tools.critters import DrawnRecipe, seeded
+from tools.critters.questions import SUBJECTS, answer_codes, choices, vocabulary, wordings
 
 
 @dataclass(frozen=True)

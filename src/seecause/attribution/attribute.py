@@ -400,7 +400,7 @@ def default_methods(model: ImageModel) -> tuple[str, ...]:
 
 @torch.no_grad()
 def top_answers(
-    model: ImageModel, images: Tensor, *, target: int | None = None, count: int = 3
+    model: ImageModel, images: Tensor, *, target: int | Tensor | None = None, count: int = 3
 ) -> list[list[Answer]]:
     """The `count` most probable classes of each image, then `target` if it is not among them."""
     probabilities = spread(model(images).double(), "prob", sigmoid=model.sigmoid)

@@ -40,7 +40,7 @@ from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
 
 if TYPE_CHECKING:
-    from seecause.critters.latents import Latents
+    from seecause.critters.world import Latents
 
 log = logging.getLogger(__name__)
 READ = 64  # samples held at once before they have the model's size
@@ -356,7 +356,7 @@ def critter_images(
     """Scenes with their masks, groups (creature, background) and exact counterfactuals; the other
     background and creature of each are decided by its place in the batch."""
     from seecause import critters
-    from seecause.critters.rendering import BACKGROUNDS
+    from seecause.critters.world import BACKGROUNDS
 
     def normalised(raw: Tensor) -> Tensor:
         return model.preprocess.normalise(raw).to(model.device, model.dtype)

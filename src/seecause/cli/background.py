@@ -518,7 +518,7 @@ def load_asked(
     if classify is None and model != ASKED:
         return reading.load(model, quiet=output.quiet)
     from seecause.cli.lvlm import load_lvlm
-    from seecause.critters.questions import wordings
+    from seecause.critters.world import QUESTION
     from seecause.data.registry import open_data
     from seecause.lvlm import classifier
 
@@ -528,6 +528,6 @@ def load_asked(
     classes = open_data(data, limit=1).classes
     if not classes:
         raise BadOption("--data", data, "data with class names, which the model is asked for")
-    usual = {"question": wordings("creature")[0]} if data.startswith("critters:") else {}
+    usual = {"question": QUESTION} if data.startswith("critters:") else {}
     lvlm = load_lvlm(model, pick_device(reading.device), reading.dtype)
     return classifier(lvlm, classes, by=cast(Any, classify or "name_ll"), **usual)

@@ -171,7 +171,7 @@ def method_options(
 
 def _warn(opened: ImageModel, model: str, files: Sequence[str]) -> None:
     """Warn about images outside the model's domain and about missing class names."""
-    from seecause.critters.latents import CLASSES
+    from seecause.critters.world import CLASSES
 
     if tuple(opened.classes) == tuple(CLASSES):  # it knows the generated world, and nothing else
         warn_outside(model, files, suggest="timm:deit3_small_patch16_224")

@@ -1,7 +1,2 @@
-from .latents import CLASSES as CLASSES
-from .regimes import (
-    certificate as certificate,
-    draw as draw,
-    samples as samples,
-)
-from .rendering import Do as Do, render as render
+from .rendering import Do as Do, render as render, samples as samples
+from .world import CLASSES as CLASSES, certificate as certificate, draw as draw

@@ -17,9 +17,15 @@ from seecause.attribution.result import Attribution
 from seecause.background.audit import audit as audit_model
 from seecause.background.images import critter_images
 from seecause.background.repair import repair as repair_model
-from seecause.critters.latents import CLASSES, Latents
-from seecause.critters.regimes import draw, usual_background
-from seecause.critters.rendering import BACKGROUNDS, Do, render
+from seecause.critters.rendering import Do, render
+from seecause.critters.world import (
+    BACKGROUNDS,
+    CLASSES,
+    QUESTION,
+    Latents,
+    draw,
+    usual_background,
+)
 from seecause.data.images import to_pil
 from seecause.faithful.evaluation import part_examples
 from seecause.faithful.interventions import network
@@ -39,7 +45,7 @@ from seecause.target import Answer
 TWO_MODELS = ("builtin:critters-vit", "builtin:critters-biased")
 EXPLAIN_NOTE = (
     "Each card is one creature, on the usual background of its class and on another (every pixel of"
-    " the creature is the same). The maps show which patches speak for the creature's class when"
+    " the creature is the same). The maps show which patches support the creature's class when"
     " they stand alone in a blank image (CAAP); all maps of a card share one scale. A model may"
     " favour a class on the blank image already, so look at what changes between the two rows."
     " critters-vit was trained where background and class are independent, critters-biased where"
@@ -47,7 +53,7 @@ EXPLAIN_NOTE = (
 )
 # balanced images run through creatures, then backgrounds: steps of this size mix both
 _STRIDE = 13
-TRACED, QUESTION = "builtin:critters-llava", "What is the name of this creature?"
+TRACED = "builtin:critters-llava"
 _SHOWN = 2  # the image of the test split that is asked about
 
 
@@ -69,43 +75,34 @@ def explain(device: str, *, models: Sequence[str] = TWO_MODELS, count: int = 6) 
         "as drawn": render(latents).image,
         "on another background": render(latents, do=elsewhere).image,
     }
-    runs: dict[str, dict[str, Attribution]] = {}  # by model and scene
-    predicted: dict[str, dict[str, list[list[Answer]]]] = {}
-    for name in models:
-        model, short = load(name, device=device), name.rpartition(":")[2]
+    runs: dict[tuple[str, str], tuple[Attribution, list[list[Answer]]]] = {}  # by scene and model
+    names = [name.rpartition(":")[2] for name in models]
+    for name, short in zip(models, names, strict=True):
+        model = load(name, device=device)
         for scene, raw in scenes.items():
             images = model.preprocess.normalise(raw).to(model.device, model.dtype)
-            runs.setdefault(short, {})[scene] = attribute(model, images, latents.creature)
-            predicted.setdefault(short, {})[scene] = [
-                top_answers(model, image[None], target=int(label), count=2)[0]
-                for image, label in zip(images, latents.creature, strict=True)
-            ]
-    cards, changed = [], dict.fromkeys(runs, 0)
+            predicted = top_answers(model, images, target=latents.creature, count=2)
+            runs[scene, short] = attribute(model, images, latents.creature), predicted
+    cards = []
     for index in range(count):
-        scale = scale_of(*(run.maps[index] for each in runs.values() for run in each.values()))
-        strips = [
-            Strip(
-                raw[index],
-                [
-                    MapView(
-                        name,
-                        runs[name][scene].maps[index],
-                        scale,
-                        answers=predicted[name][scene][index],
-                    )
-                    for name in runs
-                ],
-                label=scene,
-            )
-            for scene, raw in scenes.items()
-        ]
-        for name, each in predicted.items():
-            changed[name] += len({answers[index][0].name for answers in each.values()}) > 1
+        scale = scale_of(*(run.maps[index] for run, _ in runs.values()))
+        strips = []
+        for scene, raw in scenes.items():
+            views = []
+            for short in names:
+                run, predicted = runs[scene, short]
+                views.append(MapView(short, run.maps[index], scale, answers=predicted[index]))
+            strips.append(Strip(raw[index], views, label=scene))
         cards.append(Card(_title(latents, index), strips))
-    flips = " and ".join(f"{n} of {count} predictions of {name}" for name, n in changed.items())
-    note = f"The same creature elsewhere: the other background changed {flips}. {EXPLAIN_NOTE}"
+    flips = []
+    for short in names:
+        before, after = ([each[0].name for each in runs[scene, short][1]] for scene in scenes)
+        changed = sum(one != other for one, other in zip(before, after, strict=True))
+        flips.append(f"{changed} of {count} predictions of {short}")
+    changes = " and ".join(flips)
+    note = f"The same creature elsewhere: the other background changed {changes}. {EXPLAIN_NOTE}"
     section = Section("Which patches caused the prediction?", cards_html(cards), note)
-    return DemoSections([section], [next(iter(each.values())).manifest for each in runs.values()])
+    return DemoSections([section], [runs["as drawn", short][0].manifest for short in names])
 
 
 def _usual_scenes(count: int) -> Latents:
@@ -136,7 +133,7 @@ def audit(device: str, *, models: Sequence[str] = TWO_MODELS, count: int = 96) -
 
 
 def _balanced(count: int, device: str) -> Latents:
-    """Test scenes in which a creature says nothing about its background."""
+    """Test scenes in which creature and background are independent."""
     every = draw("balanced", "test", _STRIDE * count, device=device)
     return every[torch.arange(0, _STRIDE * count, _STRIDE, device=device)]
 

@@ -23,7 +23,6 @@ queries, head by head. That a patch sees itself only is a distance, exact in sma
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -57,24 +56,14 @@ class PlantedViT(VisionTransformer):
         **arguments: Any,
     ) -> None:
         super().__init__(**arguments)
-        if self.num_prefix_tokens != 1 or self.cls_token is None:
-            raise BadOption(
-                "reg_tokens",
-                self.num_prefix_tokens - 1,
-                "0 and a class token: registers would mix regions",
-            )
         self.mean, self.std = tuple(mean), tuple(std)
         # router block -> the kind of token each head reads
         self.readers: dict[int, tuple[int, ...]] = {}
         for router in routers:
-            if set(router["background"]) & set(router["object"]):
-                raise BadOption("routers", router, "heads with one role each")
-            kinds = [CLASS] * arguments["num_heads"]
-            for head in router["background"]:
-                kinds[head] = BACKGROUND
-            for head in router["object"]:
-                kinds[head] = OBJECT
-            self.readers[router["block"]] = tuple(kinds)
+            kinds = dict.fromkeys(range(arguments["num_heads"]), CLASS)
+            kinds |= dict.fromkeys(router["background"], BACKGROUND)
+            kinds |= dict.fromkeys(router["object"], OBJECT)
+            self.readers[router["block"]] = tuple(kinds.values())
 
     @property
     def roles(self) -> dict[tuple[int, int], str]:
@@ -110,17 +99,21 @@ class PlantedViT(VisionTransformer):
         if attn_mask is not None or is_causal:
             raise BadOption("attn_mask", "a mask", "None: this network makes its own")
         tokens = self._pos_embed(self.patch_embed(x))
-        tagged = self.patch_drop(
-            torch.cat([tokens, self.kinds(x)[..., None].to(tokens.dtype)], dim=-1)
-        )  # a patch that is left out takes its kind along
+        kinds = self.kinds(x)[..., None].to(tokens.dtype)
+        tagged = self.patch_drop(torch.cat([tokens, kinds], dim=-1))  # drops kinds with patches
         h, kinds = self.norm_pre(tagged[..., :-1]), tagged[..., -1].detach().round().long()
         for index, block in enumerate(self.blocks.children()):
             h = block(h, attn_mask=self.visible(kinds, index))
         return self.norm(h)
 
     def view_parts(self) -> Parts:
-        """What `sc.wrap` builds its view from."""
-        return planted_parts(self)
+        """timm's parts, with facts about tokens and restricted blocks: `sc.wrap` calls this."""
+        parts = timm_adapter.find(self, "VisionTransformer")
+        parts.family, parts.facts = "seecause.PlantedViT", partial(_facts, self)
+        for index, block in enumerate(parts.blocks):
+            reads = self.readers.get(index)
+            block.lanes = _local_lanes if reads is None else partial(_router_lanes, reads)
+        return parts
 
 
 def vivid_patches(raw: Tensor, patch: tuple[int, int]) -> Tensor:
@@ -136,32 +129,17 @@ _KINDS = len(ROLES)
 _ASK, _TELL = 32.0, 128.0
 
 
-def planted_parts(module: PlantedViT) -> Parts:
-    """timm's parts, with facts about tokens and restricted blocks."""
-    parts = timm_adapter.find(module, "VisionTransformer")
-    blocks = []
-    for index, block in enumerate(parts.blocks):
-        reads = module.readers.get(index)
-        lanes = _local_lanes if reads is None else partial(_router_lanes, reads)
-        blocks.append(replace(block, lanes=lanes))
-    return replace(
-        parts, family="seecause.PlantedViT", blocks=blocks, facts=partial(_facts, module)
-    )
-
-
 def from_card(card: dict[str, Any], state: dict[str, Tensor], name: str) -> Source:
     """A stored network, from its card and weights."""
     module = PlantedViT(**card["architecture"]["arguments"])
     fill(module, state, name)
-    origin = {**card["architecture"], "library": "seecause"}
-    return Source(
-        module, {"classes": card["classes"], "mean": card["mean"], "std": card["std"]}, origin
-    )
+    facts = {name: card[name] for name in ("classes", "mean", "std")}
+    return Source(module, facts, {**card["architecture"], "library": "seecause"})
 
 
 def _facts(module: PlantedViT, images: Tensor) -> Tensor:
     """Kind and place of every token, [B, T, 3 + 2]."""
-    kinds = torch.nn.functional.one_hot(module.kinds(images), _KINDS)  # [B, T, 3]
+    kinds = F.one_hot(module.kinds(images), _KINDS)  # [B, T, 3]
     rows, columns = module.patch_embed.grid_size
     place = torch.cartesian_prod(
         torch.arange(rows) - rows // 2, torch.arange(columns) - columns // 2
@@ -189,18 +167,9 @@ def _router_lanes(reads: tuple[int, ...], facts: Tensor) -> tuple[Tensor, Tensor
     wanted = kind[..., list(reads)]
     from_class = (1 - wanted) * (HIDDEN - is_class * HIDDEN / 2)
     square = place.square().sum(dim=-1, keepdim=True)
-    asking = torch.cat(
-        [
-            is_class,
-            is_patch,
-            is_patch * _ASK * torch.cat([2 * place, -square, -torch.ones_like(square)], dim=-1),
-        ],
-        dim=-1,
-    )
-    telling = torch.cat(
-        [is_class * HIDDEN, _TELL * torch.cat([place, torch.ones_like(square), square], dim=-1)],
-        dim=-1,
-    )[:, :, None]
-    return asking[:, :, None], torch.cat(
-        [from_class[..., None], telling.expand(-1, -1, len(reads), -1)], dim=-1
-    )
+    one = torch.ones_like(square)
+    where = is_patch * _ASK * torch.cat([2 * place, -square, -one], dim=-1)
+    asking = torch.cat([is_class, is_patch, where], dim=-1)[:, :, None]
+    telling = torch.cat([is_class * HIDDEN, _TELL * place, _TELL * one, _TELL * square], dim=-1)
+    telling = telling[:, :, None].expand(-1, -1, len(reads), -1)
+    return asking, torch.cat([from_class[..., None], telling], dim=-1)

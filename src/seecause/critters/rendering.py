@@ -10,26 +10,44 @@ batch of different creatures is one tensor expression over a table of numbers. P
 back to front, each with its own outline and a little light. Edges are hard at every part boundary:
 removing a part leaves all other pixels exactly as they were.
 
-Backgrounds are four textures, told apart by pattern and by mood. Each is two fields in [0, 1]:
+Backgrounds are four textures, which differ in pattern and in mood. Each is two fields in [0, 1]:
 `shade` runs from the dark to the light colour, `accent` paints the third on top. Every pixel of a
 creature is a palette colour times a brightness, so its saturation (max - min) / max is that of the
 palette; a mix of colours of at most some saturation has at most that. Backgrounds are muted,
 creatures vivid: the two never share a colour.
+
+`critters:REGIME[:SPLIT]` is a dataset of these images. It has no end, so `limit` is its length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Literal, NamedTuple, get_args
+from functools import cache, cached_property
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from seecause._random import lattice, sine, smooth_noise, uniform
-from seecause.critters.latents import PARTS, REACH, TABLE, VARIANT_COLOURS, VARIANTS, Latents
+from seecause._random import lattice, uniform
+from seecause.critters.world import (
+    BACKGROUNDS,
+    CLASSES,
+    PARTS,
+    REACH,
+    SPLITS,
+    TABLE,
+    VARIANT_COLOURS,
+    VARIANTS,
+    Latents,
+    Regime,
+    draw,
+    find_regime,
+)
+from seecause.data.dataset import Sample
 from seecause.errors import BadOption, UnknownName, may_stop
+from seecause.files import digest
 
 # places are rounded to 1/8 pixel: exact in float32, so whole-pixel moves change no bit of the
 # creature
@@ -52,12 +70,6 @@ class Frame:
     columns: Tensor  # [B, S]
     across: tuple[Tensor, Tensor]  # [B] each: x per column, x per row
     down: tuple[Tensor, Tensor]  # [B] each: y per column, y per row
-
-    def height(self) -> Tensor:
-        """Creature y of every pixel [B, S, S], growing downwards."""
-        return (self.down[0][:, None] * self.columns)[:, None, :] + (
-            self.down[1][:, None] * self.rows
-        )[:, :, None]
 
 
 def frame(latents: Latents, size: int) -> Frame:
@@ -257,12 +269,13 @@ def _shaded(colour: Tensor, depth: Tensor, where: Frame, style: str) -> Tensor:
     if style == "sketch":  # ink and wash: dark pen, colours thinned with white
         return (0.4 + 0.6 * colour) * (0.2 + 0.8 * line)[:, None]
     rounded = (depth * (1 / 0.18)).clamp_(0, 1) * 0.12 + 0.88
-    sun = 0.96 - 0.04 * where.height()  # from above
+    per_column, per_row = where.down[0][:, None], where.down[1][:, None]
+    y = (per_column * where.columns)[:, None] + (per_row * where.rows)[..., None]  # [B, S, S]
+    sun = 0.96 - 0.04 * y  # from above
     light = (line * 0.65 + 0.35) * rounded * sun
     return colour * light[:, None]
 
 
-BACKGROUNDS = ("dunes", "lagoon", "meadow", "starlight")
 _PALETTES = {  # dark, light, accent
     "dunes": ((0.43, 0.35, 0.27), (0.95, 0.83, 0.63), (1.00, 0.93, 0.77)),
     "lagoon": ((0.22, 0.33, 0.35), (0.47, 0.67, 0.69), (0.86, 0.97, 0.94)),
@@ -292,6 +305,26 @@ def palettes(device: torch.device) -> Tensor:
     """[backgrounds, 3 stops, 3]."""
     stops = [_PALETTES[name] for name in BACKGROUNDS]
     return torch.tensor(stops, device=device, dtype=torch.float32)
+
+
+def smooth_noise(seed: Tensor, purpose: int, cells: int, size: int) -> Tensor:
+    """Value noise [B, size, size] in [0, 1): a lattice of `cells` bumps a side, blended by a cubic
+    step."""
+    values = lattice(seed, purpose, cells + 1, cells + 1)
+    place = (torch.arange(size, device=seed.device, dtype=torch.float32) + 0.5) * (cells / size)
+    first = place.to(torch.int64)  # [size]
+    step = place - first
+    step = step * step * (3 - 2 * step)
+    above = values[:, first]
+    rows = above + (values[:, first + 1] - above) * step[:, None]  # [B, size, cells + 1]
+    return rows[..., first] + (rows[..., first + 1] - rows[..., first]) * step
+
+
+def sine(turns: Tensor) -> Tensor:
+    """A sine of angles in turns (1 = full circle), within 0.1 %, made of exact operations."""
+    x = turns - torch.floor(turns) - 0.5
+    y = 16 * x * x.abs() - 8 * x
+    return y * (0.775 + 0.225 * y.abs())
 
 
 def _dunes(seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -360,11 +393,8 @@ def _cells(seed: Tensor, purpose: int, cells: int, size: int) -> tuple[Tensor, T
     column = torch.floor(column_place)  # [B, size, size]
     side = cells + 2
     index = (row * side + column).to(torch.int64).flatten(1)
-
-    def pick(values: Tensor) -> Tensor:
-        return values.flatten(1).gather(1, index).view(len(seed), size, size)
-
-    value = pick(lattice(seed, purpose, side, side))
+    drawn = lattice(seed, purpose, side, side).flatten(1)
+    value = drawn.gather(1, index).view(len(seed), size, size)
     jitter = value * 7 - torch.floor(value * 7)  # other digits of the same draw
     right = column_place - column - 0.5 - (jitter - 0.5) * 0.3
     down = row_place - row - 0.5 - (value - 0.5) * 0.3
@@ -499,13 +529,8 @@ def _draw(latents: Latents, do: Do, size: int, style: str) -> Rendering:
 
 def _touched(mask: Tensor) -> Tensor:
     """[B, H, W] bool: pixels of the patches that hold a pixel of the mask."""
-    size = mask.shape[-1]
-    cell = torch.arange(size, device=mask.device) * MAT_CELLS // size  # [size]
-    belongs = (
-        cell == torch.arange(MAT_CELLS, device=mask.device)[:, None]
-    ).float()  # [cells, size]
-    cells = belongs @ mask.float() @ belongs.T > 0  # [B, cells, cells]
-    return cells[:, cell][:, :, cell]
+    patches = F.adaptive_max_pool2d(mask[:, None].float(), MAT_CELLS)
+    return F.interpolate(patches, mask.shape[-2:])[:, 0] > 0
 
 
 def _backdrop(latents: Latents, do: Do, size: int, style: str) -> Tensor:
@@ -520,3 +545,102 @@ def _index(kind: str, name: str, known: tuple[str, ...]) -> int:
     if name not in known:
         raise UnknownName(kind, name, known)
     return known.index(name)
+
+
+DEFAULT_LENGTH = 512
+_RENDER_ROWS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class CrittersData:
+    """Samples 0 .. length of a regime's split, drawn when they are asked for."""
+
+    regime: str
+    split: str
+    length: int
+    capabilities: ClassVar = frozenset({"masks", "counterfactuals"})
+
+    @property
+    def name(self) -> str:
+        return f"critters:{self.regime}:{self.split}"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(CLASSES)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the name, the length and the first image's pixels, so that a change of the renderer
+        shows."""
+        return digest(f"{self.name} {self.length}", self[0].image.numpy().tobytes())
+
+    def digests(self, start: int, stop: int) -> list[str]:
+        """Of the name and the index of each sample, and of the first image's pixels."""
+        first = self[0].image.numpy().tobytes()
+        return [digest(f"{self.name} {index}", first) for index in range(start, stop)]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int, /) -> Sample:
+        place = range(self.length)[index]
+        return next(samples(self.regime, self.split, 1, start=place))
+
+    def latents(self, start: int, stop: int, *, device: torch.device | str = "cpu") -> Latents:
+        """What samples `start` to `stop` are drawn from: their exact counterfactuals can be
+        rendered."""
+        return draw(self.regime, self.split, stop - start, start=start, device=device)
+
+
+def samples(
+    regime: str | Regime,
+    split: str,
+    n: int,
+    *,
+    seed: int = 0,
+    start: int = 0,
+    size: int = 96,
+    do: Do | None = None,
+) -> Iterator[Sample]:
+    """Draw images one by one, in small batches on the CPU.
+
+    Args:
+        regime: The name of a regime, such as "certified".
+        split: "train", "val" or "test".
+        n: The number of samples.
+        seed: Another seed is another world.
+        start: The first sample.
+        size: Pixels of a side.
+        do: An intervention on each scene.
+
+    Returns:
+        Samples with label, group (creature, background) as they are shown, mask and part map.
+
+    Example:
+        >>> from seecause import critters
+        >>> next(critters.samples("clean", "test", 1)).image.shape
+        torch.Size([3, 96, 96])
+    """
+    name = find_regime(regime).name
+    for first in range(start, start + n, _RENDER_ROWS):
+        rows = min(_RENDER_ROWS, start + n - first)
+        latents = draw(regime, split, rows, seed=seed, start=first)
+        drawn = render(latents, size=size, do=do)
+        latents = latents if do is None else intervene(latents, do, size=size)
+        for row in range(rows):
+            yield Sample(
+                image=drawn.image[row],
+                label=int(latents.label[row]),
+                group=(int(latents.creature[row]), int(latents.background[row])),
+                mask=drawn.mask[row],
+                parts=drawn.parts[row],
+                id=f"{name}-{split}-{seed}-{first + row}",
+            )
+
+
+def open_critters(rest: str, *, limit: int | None = None) -> CrittersData:
+    """The test split unless another is named."""
+    regime, _, split = rest.partition(":")
+    if split and split not in SPLITS:
+        raise UnknownName("split", split, SPLITS)
+    return CrittersData(find_regime(regime).name, split or "test", limit or DEFAULT_LENGTH)

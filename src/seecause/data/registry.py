@@ -40,7 +40,7 @@ _OURS = {  # how a name is written, and the function that opens it
     "waterbirds:PATH[:SPLIT]": "shortcuts:open_waterbirds",
 }
 _HOMES = {form.partition(":")[0]: f"seecause.data.{home}" for form, home in _OURS.items()}
-_HOMES["critters"] = "seecause.critters.regimes:open_critters"
+_HOMES["critters"] = "seecause.critters.rendering:open_critters"
 _FORMS = {form.partition(":")[0]: form for form in (*_OURS, "critters:REGIME[:SPLIT]")}
 _REGISTRY: Registry[Opener] = Registry(
     "dataset", group="seecause.datasets", homes=_HOMES, adopt=lambda name, opener: opener

@@ -1,5 +1,4 @@
-"""A classifier that cannot look elsewhere: iFAM, its losses, and what can be changed at test
-time."""
+"""Classifiers that read selected patches only: iFAM, its training, evaluation and interventions."""
 
 import lazy_loader
 

@@ -141,7 +141,7 @@ def open_split(data: str, split: Split, *, limit: int | None = None) -> Dataset:
         opened = Subset(f"{release.name} ({split})", release, evenly(rows, limit))
     else:
         if kind == "critters" and split == "train" and limit is None:
-            from seecause.critters.regimes import find_regime
+            from seecause.critters.world import find_regime
 
             limit = find_regime(path).train_pool or _POOL
         opened = open_data(f"{data}:{split}", limit=limit)
@@ -150,17 +150,12 @@ def open_split(data: str, split: Split, *, limit: int | None = None) -> Dataset:
     return opened
 
 
-def open_validation(data: str, val: str | None, *, limit: int | None = None) -> Dataset:
-    """The validation split of `data`, or the dataset `val` where one is named."""
-    return open_split(data, "val", limit=limit) if val is None else open_data(val, limit=limit)
-
-
 def match_classes(net: IFAM, data: Dataset) -> tuple[Tensor, Tensor | None]:
     """The network's class for each label of a dataset, and the map of ImageNet-9.
 
     Labels are matched by name, never by order alone; a dataset with other classes is refused,
     because its accuracy would mean nothing. For ImageNet-9 and a network of ImageNet's classes the
-    second value tells which of the nine classes each prediction stands for; otherwise it is None.
+    second value maps each prediction to one of the nine classes; otherwise it is None.
     """
     kind, names = data.name.partition(":")[0], net.class_names
     own = torch.arange(len(data.classes))
@@ -168,10 +163,10 @@ def match_classes(net: IFAM, data: Dataset) -> tuple[Tensor, Tensor | None]:
         return own, read_in9_map(find_in9_map(data.name))
     if len(data.classes) == net.classes and in_order(data, names, net.classes):
         return own, None
-    strange = next((name for name in data.classes if name not in names), None)
-    if strange is not None or not data.classes or len(set(names)) < len(names):
+    unknown = [name for name in data.classes if name not in names]
+    if unknown or not data.classes or len(set(names)) < len(names):
         listed = ", ".join(names[:6]) or f"{net.classes}, without names"
-        expected = f"a dataset with the network's classes ({listed}); {strange!r} is none of them"
+        expected = f"a dataset with the network's classes ({listed}); not among them: {unknown[:3]}"
         raise BadOption("data", data.name, expected)
     return torch.tensor([names.index(name) for name in data.classes]), None
 
@@ -246,7 +241,7 @@ def pass_rows(
 ) -> list[list[int]]:
     """Rows of every forward pass of process `rank` of `world`, from step `first` on.
 
-    `accumulate` passes make a step. The last, incomplete batch of the order is left out.
+    `accumulate` passes make a step. The last, incomplete batch is dropped.
     """
     steps = len(order) // batch
     shares = order[: steps * batch].view(steps, accumulate, world, -1)

@@ -4,7 +4,7 @@ intervention that is given or recommended by validation.
 Key points of birds (Kp, NMI and ARI) are those of PDiscoFormer and iFAM, as defined in
 `metrics/keypoints.py`. The regression is fitted on CUB's training images, also where Waterbird200
 is tested, whose images are CUB's birds on other backgrounds. Tokens that an intervention rejects
-are background in the maps of both sets; a part that is left out of the mask stays in the maps.
+are background in the maps of both sets; a part that is dropped from the mask stays in the maps.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,10 +33,10 @@ from seecause.data.registry import open_data
 from seecause.data.shortcuts import MINORITY
 from seecause.errors import BadOption
 from seecause.faithful.data import (
+    Split,
     batches_of,
     match_classes,
     open_split,
-    open_validation,
     seeded,
 )
 from seecause.faithful.interventions import (
@@ -163,15 +164,13 @@ def examine(
 def merge(parts: Sequence[Examination]) -> Examination:
     """The examinations of several batches or processes, as one."""
     groups = [part.groups for part in parts if part.groups is not None]
-    return Examination(
-        logits=torch.cat([part.logits for part in parts]),
-        stage1=torch.cat([part.stage1 for part in parts]),
-        labels=torch.cat([part.labels for part in parts]),
-        groups=torch.cat(groups) if len(groups) == len(parts) else None,
-        kept=torch.cat([part.kept for part in parts]),
-        overlap=sum((part.overlap for part in parts), start=Overlap()),
-        mapping=parts[0].mapping,
-    )
+    joined: dict[str, Any] = {
+        name: torch.cat([getattr(part, name) for part in parts])
+        for name in ("logits", "stage1", "labels", "kept")
+    }
+    shared = sum((part.overlap for part in parts), start=Overlap())
+    known = torch.cat(groups) if len(groups) == len(parts) else None
+    return Examination(**joined, groups=known, overlap=shared, mapping=parts[0].mapping)
 
 
 def keypoint_fit_data(name: str) -> str | None:
@@ -227,7 +226,7 @@ class RandomCrops:
 
 
 def part_colours(parts: int) -> Tensor:
-    """[K, 3] in [0, 1]; up to eight that the colour-blind can tell apart."""
+    """[K, 3] in [0, 1]; up to eight are distinct for colour-blind readers."""
     import matplotlib
     from matplotlib.colors import to_rgb
 
@@ -282,30 +281,21 @@ class TrainedNetwork:
     test: str | None = None  # other images to test on, with their split
     run: Path | None = None  # the folder of its training run
 
-    def train_images(self, limit: int | None = None) -> Dataset:
-        return open_split(self._trained_on(), "train", limit=limit)
-
-    def val_images(self) -> Dataset:
-        return open_validation(self._trained_on(), self.val)
-
-    def test_images(self, limit: int | None = None) -> Dataset:
-        if self.test is not None:
-            return open_data(self.test, limit=limit)
-        return open_split(self._trained_on(), "test", limit=limit)
+    def images(self, split: Split, limit: int | None = None) -> Dataset:
+        """A split of the data it was trained on, or the dataset that its card names instead."""
+        instead = {"val": self.val, "test": self.test}.get(split)
+        if instead is not None:
+            return open_data(instead, limit=limit)
+        if self.data is None:
+            expected = "one whose card names its training data, or no interventions"
+            raise BadOption("network", self.name, expected)
+        return open_split(self.data, split, limit=limit)
 
     def export(self, folder: Path) -> Path:
         """Write the network into a new or empty folder, which `sc.load` reads; returns its card."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise BadOption("folder", str(folder), "a new or empty folder")
         return self.net.save(folder, data=self.data, val=self.val, test=self.test)
-
-    def _trained_on(self) -> str:
-        if self.data is None:
-            expected = (
-                "one whose card names its training data, such as a run's; or no interventions"
-            )
-            raise BadOption("network", self.name, expected)
-        return self.data
 
 
 def open_network(name: str, *, device: str | torch.device = "cpu") -> TrainedNetwork:
@@ -378,7 +368,7 @@ def evaluate(
         network: What `open_network` returns.
         data: Another dataset to test on, with its split.
         intervention: An `Intervention`, or None. "best" takes the one that validation recommends:
-            one part left out, a quantile of trusted tokens, both or neither. Validation goes by
+            one dropped part, a quantile of trusted tokens, both or neither. Validation goes by
             AUC where there are two classes without groups, else by worst-group accuracy.
         quantiles: Quantiles of trusted tokens that "best" tries.
         by: What tokens are trusted by in "best": "distance" to the prototype or "dot" product.
@@ -401,23 +391,24 @@ def evaluate(
         >>> result.images, result.plain["average"]
         (16, 1.0)
     """
-    images = network.test_images(limit) if data is None else open_data(data, limit=limit)
+    images = network.images("test", limit) if data is None else open_data(data, limit=limit)
     matched = match_classes(network.net, images)
     reading: dict[str, Any] = {"batch": batch, "workers": workers}
     test = _Test(network, images, matched, reading, calibration, random_crops, progress)
     trials, chosen_on = (), None
     if intervention == "best":
         test.calibrate(quantiles, by)
-        trials, chosen_on = test.tried(quantiles, by), network.val_images().name
-        auc = all(trial.auc is not None for trial in trials)
-        ungrouped = network.val_images()[0].group is None
-        intervention = best_of(trials, by="auc" if auc and ungrouped else "worst").intervention
+        val = network.images("val")
+        batches = partial(batches_of, network.net, val, **reading)
+        trials, chosen_on = try_interventions(network.net, batches, quantiles, by=by), val.name
+        auc = val[0].group is None and all(trial.auc is not None for trial in trials)
+        intervention = best_of(trials, by="auc" if auc else "worst").intervention
     elif intervention is not None and intervention.quantile is not None:
         test.calibrate([intervention.quantile], intervention.by)
     changed: dict[str, float] | None = None if intervention is None else {}
     if intervention:
         with intervene(network.net, **asdict(intervention)):
-            # parts left out of the mask stay in the maps, where key points come from
+            # parts dropped from the mask stay in the maps, where key points come from
             rejects = keypoints and intervention.quantile is not None
             changed = test.numbers() | (test.key_points() if rejects else {})
     plain = test.numbers() | (test.key_points() if keypoints else {})
@@ -471,23 +462,17 @@ class _Test:
         fit = open_data(name, limit=self.calibration)
         return key_points(self.network.net, fit, self.images)
 
-    def tried(self, quantiles: Sequence[float], by: By) -> list[Trial]:
-        """All interventions on validation images."""
-        net, val = self.network.net, self.network.val_images()
-        batches = lambda: (batch[:3] for batch in batches_of(net, val, **self.reading))  # noqa: E731
-        return try_interventions(net, batches, quantiles, by=by)
-
     def calibrate(self, quantiles: Sequence[float], by: By) -> None:
         """Thresholds from training images, prepared as test images are.
 
-        Those of all training images are kept in RUN/best. A network that is not a run brings its
+        Those of all training images are kept in RUN/best. A network that is not a run has its
         own.
         """
         network, limit = self.network, self.calibration
         known = [network.net.thresholds.get((quantile, by)) for quantile in quantiles]
         if network.run is None and limit is None and None not in known:
             return
-        data = network.train_images(limit)
+        data = network.images("train", limit)
         if all(each is not None and each.images == len(data) for each in known):
             return
         calibrate(network.net, self._training_images(data), list(quantiles), by=by)
@@ -516,7 +501,7 @@ class PartExamples:
 
 @torch.no_grad()
 def part_examples(net: IFAM, images: Tensor, titles: Sequence[str]) -> PartExamples:
-    """Outputs with all parts, and with each left out in turn."""
+    """Outputs with all parts, and without each part in turn."""
     without = {}
     with evaluating(net):
         for part in range(net.parts):
@@ -529,7 +514,7 @@ def example_parts(
     network: TrainedNetwork, *, data: str | None = None, limit: int = 12
 ) -> tuple[str, PartExamples]:
     """The name of the dataset, and `limit` of its images, spread evenly."""
-    images = network.test_images(limit) if data is None else open_data(data, limit=limit)
+    images = network.images("test", limit) if data is None else open_data(data, limit=limit)
     pixels, labels, _, _ = next(batches_of(network.net, images, batch=len(images)))
     names = [images.classes[label] for label in labels.tolist()]
     titles = [f"{place}: {name}" for place, name in enumerate(names, start=1)]

@@ -6,7 +6,7 @@
     tokens     a token that is further from its prototype than the fraction q of training tokens is
                not trusted, and becomes background
 
-With PDiscoFormer (`stages=1`) a part that is taken out has no vote, and an untrusted token is
+With PDiscoFormer (`stages=1`) a dropped part has no vote, and an untrusted token is
 background in the maps. `by="dot"` reproduces the released code, which compares dot products and may
 move a token to another part instead.
 """
@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,8 @@ from seecause.models.base import ImageModel
 from seecause.options import Share, checked
 
 log = logging.getLogger(__name__)
-Batches = Iterable[Sequence[Tensor | None]]  # of images, labels and, if known, groups
+# of images, labels and groups, which may be None or missing; what follows is ignored
+Batches = Iterable[Sequence[Any]]
 
 
 @checked
@@ -45,7 +47,7 @@ def calibrate(
     """Find thresholds of each part such that a fraction of its training tokens passes.
 
     Thresholds are kept in `net.thresholds` and saved with the network. The values of all tokens are
-    held on the CPU: 4 bytes a token.
+    held on the CPU: 12 bytes a token.
 
     Args:
         net: An iFAM network, or a view of one.
@@ -66,18 +68,19 @@ def calibrate(
     """
     net = network(net)
     shares = [quantiles] if isinstance(quantiles, float | int) else list(quantiles)
-    values: list[list[Tensor]] = [[] for _ in range(net.parts)]
-    count = 0
+    values, winners, count = list[Tensor](), list[Tensor](), 0
     with evaluating(net), _applied(net, Intervention()):
         for batch in [images] if isinstance(images, Tensor) else images:
             assigned, maps, _ = net.assign_images(batch.to(net.stage1.prototypes))
             scores = assigned.distances if by == "distance" else assigned.dots
-            winner, count = maps.argmax(dim=1), count + len(batch)
-            for part, collected in enumerate(values):
-                collected.append(scores[:, part][winner == part].cpu())
+            winner = maps.argmax(dim=1, keepdim=True)
+            values.append(scores.gather(1, winner).flatten().cpu())
+            winners.append(winner.flatten().cpu())
+            count += len(batch)
     if not count:  # infinite thresholds would reject nothing
         raise BadOption("images", None, "at least one batch of training images")
-    tokens = [torch.cat(collected).numpy() for collected in values]
+    every, part_of = torch.cat(values).numpy(), torch.cat(winners).numpy()
+    tokens = [every[part_of == part] for part in range(net.parts)]
     for share in shares:
         limits = tuple(_threshold(share, by, scores) for scores in tokens)
         net.thresholds[share, by] = Thresholds(float(share), by, limits, count)
@@ -178,12 +181,8 @@ class LeaveOneOut:
 def leave_one_out(
     net: IFAM | ImageModel,
     batches: Batches,
-    *,
-    drop_parts: Sequence[int] = (),
-    quantile: float | None = None,
-    by: By = "distance",
 ) -> LeaveOneOut:
-    """Predict without each part in turn; stage 1 runs once.
+    """Predict without each part in turn, under the current intervention; stage 1 runs once.
 
     Choose parts on a validation set, never on the test set.
 
@@ -191,9 +190,6 @@ def leave_one_out(
         net: An iFAM network, or a view of one.
         batches: Batches of (images, labels) or (images, labels, groups). Where some batch has no
             groups, the classes are the groups.
-        drop_parts: Parts that are out throughout.
-        quantile: Reject tokens beyond this calibrated quantile throughout.
-        by: What `calibrate` compared.
 
     Returns:
         Logits with all other parts and without each, and their accuracies by `numbers`.
@@ -206,25 +202,20 @@ def leave_one_out(
         torch.Size([4, 2, 8])
     """
     net = network(net)
-    rows, members = list[tuple[Tensor, Tensor, Tensor]](), list[Tensor | None]()
-    with evaluating(net), intervene(net, drop_parts=drop_parts, quantile=quantile, by=by):
-        fixed, parts = net.removed.clone(), torch.arange(net.parts, device=net.device)
-        for images, labels, *groups in batches:
-            assert images is not None and labels is not None
+    logits, labels, groups = list[Tensor](), list[Tensor](), list[Tensor]()
+    with evaluating(net):
+        each_part = net.removed | torch.eye(net.parts, dtype=torch.bool, device=net.device)
+        for images, truth, *group in batches:
             images = images.to(net.stage1.prototypes)
             features, noise = net.stage1.tower.features(images), net.noise_for(images)
             _, maps, _, votes = net.discover(features, noise)
-            plain = _without(net, images, maps, votes, fixed)
-            without = [
-                _without(net, images, maps, votes, fixed | (parts == part))
-                for part in range(net.parts)
-            ]
-            rows.append((plain.cpu(), torch.stack(without).cpu(), labels.cpu()))
-            members.append(groups[0] if groups else None)
-    plain, without, labels = zip(*rows, strict=True)
-    given = [group.cpu() for group in members if group is not None]
-    every = torch.cat(given if len(given) == len(rows) else labels)
-    return LeaveOneOut(torch.cat(plain), torch.cat(without, dim=1), torch.cat(labels), every)
+            runs = [_without(net, images, maps, votes, gone) for gone in (net.removed, *each_part)]
+            logits.append(torch.stack(runs).cpu())  # [1 + K, B, C]
+            labels.append(truth.cpu())
+            groups += [each.cpu() for each in group[:1] if each is not None]
+    plain, *without = torch.cat(logits, dim=1)
+    every = torch.cat(groups if len(groups) == len(labels) else labels)
+    return LeaveOneOut(plain, torch.stack(without), torch.cat(labels), every)
 
 
 def _without(net: IFAM, images: Tensor, maps: Tensor, votes: Tensor, removed: Tensor) -> Tensor:
@@ -247,11 +238,12 @@ class Trial:
 def try_interventions(
     net: IFAM, batches: Callable[[], Batches], quantiles: Sequence[float] = (), *, by: By
 ) -> list[Trial]:
-    """No intervention, each part left out in turn, each calibrated quantile, and both together;
+    """No intervention, each part dropped in turn, each calibrated quantile, and both together;
     `batches` as `leave_one_out` takes them."""
     trials = []
     for quantile in (None, *quantiles):
-        result = leave_one_out(net, batches(), quantile=quantile, by=by)
+        with intervene(net, quantile=quantile, by=by):
+            result = leave_one_out(net, batches())
         every = [((), result.logits), *(((k,), each) for k, each in enumerate(result.without))]
         for dropped, logits in every:
             change = Intervention(dropped, quantile, by)

@@ -10,7 +10,7 @@ background       it is at the border of every image      -log max_ij m_ij pool_3
 total variation  maps are of one piece                   differences of neighbours, per patch
 entropy          every patch decides                     -sum_k A_k log A_k
 equivariance     parts move with the image               1 - cosine(A, A of the warped image, back)
-orthogonality    parts say different things (their embeddings, or the prototypes)
+orthogonality    embeddings of parts, or the prototypes, are decorrelated
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import Function
+from torch.distributed.nn.functional import all_gather
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import affine
 
@@ -86,14 +86,16 @@ def objective(
 ) -> dict[str, Tensor]:
     """Every loss by name, unweighted, and their weighted `total`. `moved` is the map that made the
     images `out.warped_maps` are of."""
-    weights = weights or LossWeights()
+    weights, embeddings, form = weights or LossWeights(), out.embeddings, net.options.orthogonality
+    if form == "prototypes":  # as if they were the parts of one image
+        embeddings = wide(net.stage1.prototypes).T[None]  # [1, D, K + 1]
     losses = {
         "class1": F.cross_entropy(out.stage1_logits, labels),
         "presence": presence_loss(out.maps, across=net.options.presence),
         "background": background_loss(out.maps),
         "total_variation": total_variation_loss(out.maps),
         "entropy": entropy_loss(out.maps),
-        "orthogonality": _orthogonality(net, out),
+        "orthogonality": orthogonality_loss(embeddings, form=form),
     }
     if net.stage2 is not None:
         losses["class2"] = F.cross_entropy(wide(out.logits), labels)
@@ -111,9 +113,8 @@ def presence_loss(maps: Tensor, *, across: Literal["global", "local"] = "global"
     `local`: of this process.
     """
     best = _pooled(maps[:, :-1]).flatten(2).max(dim=2).values.max(dim=0).values  # [K]
-    shared = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    if across == "global" and shared:
-        best = _MaxOverProcesses.apply(best)
+    if across == "global" and dist.is_initialized():
+        best = torch.stack(all_gather(best)).max(dim=0).values
     return 1 - best.mean()
 
 
@@ -147,17 +148,17 @@ def entropy_loss(maps: Tensor) -> Tensor:
 
 
 def orthogonality_loss(
-    embeddings: Tensor, *, form: Literal["parts", "ifam_code"] = "parts"
+    embeddings: Tensor, *, form: Literal["parts", "ifam_code", "prototypes"] = "parts"
 ) -> Tensor:
     """How much the modulated embeddings [B, D, K + 1] overlap, background included.
 
-    `parts`: the mean square of U^T U - I for unit columns U (PDiscoFormer). `ifam_code`: the
-    trainer of iFAM hands over the transpose, so that features are normalised over parts and the
-    Gram matrix is D x D; computed here as (|V V^T|^2 - D) / D^2 with V (K + 1) x D.
+    `parts`, `prototypes`: the mean square of U^T U - I for unit columns U (PDiscoFormer).
+    `ifam_code`: the trainer of iFAM passes the transpose, so that features are normalised over
+    parts and the Gram matrix is D x D; computed here as (|V V^T|^2 - D) / D^2 with V (K + 1) x D.
     """
-    unit = F.normalize(embeddings, dim=1 if form == "parts" else 2)
+    unit = F.normalize(embeddings, dim=2 if form == "ifam_code" else 1)
     gram = unit.transpose(1, 2) @ unit  # [B, K + 1, K + 1]
-    if form == "parts":
+    if form != "ifam_code":
         return (gram - torch.eye(gram.shape[1]).to(gram)).square().mean()
     width = embeddings.shape[1]  # the D x D matrix has the same squares
     return ((gram.square().sum(dim=(1, 2)) - width) / width**2).mean()
@@ -235,34 +236,6 @@ def parameter_groups(
     return [{"params": each, "lr": lr, "weight_decay": wd} for (lr, wd), each in groups.items()]
 
 
-def _orthogonality(net: IFAM, out: IFAMOutput) -> Tensor:
-    """Of part embeddings, or of the prototypes as if they were one image's."""
-    form = net.options.orthogonality
-    if form == "prototypes":
-        return orthogonality_loss(wide(net.stage1.prototypes).T[None])  # [1, D, K + 1]
-    return orthogonality_loss(out.embeddings, form=form)
-
-
 def _pooled(maps: Tensor) -> Tensor:
     """3 x 3 means, without padding."""
     return F.avg_pool2d(maps, 3, stride=1)
-
-
-class _MaxOverProcesses(Function):
-    """The maximum [K] over processes. Every process adds the same loss and gradients are averaged
-    afterwards, so the owner gets the sum."""
-
-    @staticmethod
-    def forward(ctx: Any, best: Tensor) -> Tensor:
-        every = [torch.empty_like(best) for _ in range(dist.get_world_size())]
-        dist.all_gather(every, best.contiguous())
-        top, owner = torch.stack(every).max(dim=0)
-        ctx.save_for_backward(owner == dist.get_rank())
-        return top
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Any:
-        (mine,) = ctx.saved_tensors
-        slope = slope.contiguous()
-        dist.all_reduce(slope)
-        return slope * mine

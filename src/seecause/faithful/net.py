@@ -5,8 +5,8 @@ alone, so the mask is a faithful explanation (except for the ablation `gradient=
 every patch a little). With `stages=1` this is PDiscoFormer, its baseline, whose parts vote with
 features that have seen the whole image.
 
-A saved network is NAME.json, a card that says how it is built, and NAME.safetensors, its weights.
-The card describes the backbone as its library builds it:
+A saved network is NAME.json, a card that describes how it is built, and NAME.safetensors, its
+weights. The card describes the backbone as its library builds it:
 
     {"library": "timm", "name": NAME, "options": {...}}                    timm.create_model
     {"library": "timm", "class": "VisionTransformer", "arguments": {...}}  the class itself
@@ -49,11 +49,12 @@ from seecause.faithful.stages import (
     MaskedStage,
     PartStage,
     has_kernel,
+    one_stage_parts,
     packed_places,
     reads_only,
     reads_softly,
     reads_straight_through,
-    view_parts,
+    two_stage_parts,
     visible_tokens,
 )
 from seecause.files import write_json
@@ -83,7 +84,7 @@ class IFAMOptions:
         mask_noise: Whether the mask has a draw of its "own" (the code) or that of the "maps" (the
             paper).
         part_dropout: Probability that a part has no vote in a training step.
-        part_dropout2: Probability that a part is left out of the mask in a training step.
+        part_dropout2: Probability that a part is dropped from the mask in a training step.
         freeze: "stage1" trains special tokens and positions of its backbone only, "both" also of
             stage 2's backbone, "none" trains everything.
     """
@@ -102,7 +103,7 @@ class IFAMOptions:
 
 @dataclass(frozen=True)
 class Intervention:
-    """Parts taken out of the mask, and the quantile of tokens that are trusted (None: all)."""
+    """Parts dropped from the mask, and the quantile of tokens that are trusted (None: all)."""
 
     drop_parts: tuple[int, ...] = ()
     quantile: float | None = None
@@ -139,9 +140,9 @@ class IFAM(nn.Module):
         backbone: A native vision transformer.
         parts: The number of parts K, without the background.
         classes: The number of classes, or their names.
-        preprocess: How images are prepared, where the backbone does not tell.
+        preprocess: How images are prepared, where the backbone does not define it.
         architecture: How the backbone is built, for saving: `origin` of a loaded model. A model of
-            transformers tells itself.
+            transformers describes itself.
         **options: Fields of `IFAMOptions`.
 
     Example:
@@ -183,7 +184,7 @@ class IFAM(nn.Module):
         if self.options.freeze == "both" and self.stage2 is not None:
             self.stage2.tower.freeze()
         view = self.stage1.tower.parts
-        self.preprocess: Any = preprocess or view.preprocess  # None where nothing tells
+        self.preprocess: Any = preprocess or view.preprocess  # None where nothing defines it
         if self.preprocess is not None and view.fixed_size and view.size is not None:
             self.preprocess = replace(self.preprocess, size=view.size)
         self.architecture = architecture or _described(backbone)
@@ -238,7 +239,6 @@ class IFAM(nn.Module):
             raise BadOption("mask", "given", "None: PDiscoFormer has no stage that reads a mask")
         noise = self.noise_for(images, noise)
         warped_maps, logits = None, None
-        rows: tuple[Tensor, ...] = ()  # places of the patches for stage 2, where they are known
         packs = self._packs(packed, constant=mask is not None)
         if noise is None and warped is None:  # nothing is drawn, so the run can be replayed
             tensors = (images,) if mask is None else (images, mask.to(images.device))
@@ -246,19 +246,15 @@ class IFAM(nn.Module):
             run = partial(self._both_stages, predict=at_once)
             key = ("both stages" if at_once else "stage 1", self.intervention)
             seen = captured(self.graphs, key, lambda: run, *tensors)
-            assigned, (maps, embeddings, votes) = Assignment(*seen[:2]), seen[2:5]
-            selection, rows = Selection(*seen[5:8]), seen[8:11]
             logits = seen[11] if at_once else None
         else:
             both = images if warped is None else torch.cat([images, warped])
             features, *moved = self.stage1.tower.features(both).split(len(images))  # [B, N, D]
-            assigned, maps, embeddings, votes = self.discover(features, noise)
-            with torch.autocast(images.device.type, enabled=False):
-                selection = self._select(assigned, maps, noise)
-                if moved:
-                    warped_maps = self.assign(moved[0], noise, Purpose.WARPED)[1].unflatten(2, grid)
-            if mask is not None:
-                selection = selection_of(mask, maps)
+            seen = self._first_stage(features, noise, mask)
+            if moved:
+                warped_maps = self.assign(moved[0], noise, Purpose.WARPED)[1].unflatten(2, grid)
+        assigned, (maps, embeddings, votes) = Assignment(*seen[:2]), seen[2:5]
+        selection, rows = Selection(*seen[5:8]), seen[8:11]
         if self.stage2 is None:
             logits = self.mean_vote(votes)
         elif logits is None:
@@ -276,23 +272,24 @@ class IFAM(nn.Module):
             warped_maps=warped_maps,
         )
 
+    def _first_stage(
+        self, features: Tensor, noise: Noise | None, mask: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """Stage 1 from patch features: dot products, distances, maps, embeddings, votes, and the
+        three tensors of the selection, whose mask may be given."""
+        assigned, maps, embeddings, votes = self.discover(features, noise)
+        given = None if mask is None else selection_of(mask, maps)
+        return *assigned, maps, embeddings, votes, *(given or self._select(assigned, maps, noise))
+
     def _both_stages(
         self, images: Tensor, mask: Tensor | None = None, *, predict: bool = False
     ) -> tuple[Tensor, ...]:
-        """Stage 1 without noise: dot products, distances, maps, embeddings, votes, the three
-        tensors of the selection, the places of selected patches for stage 2, and the logits if
+        """Stage 1 without noise, the places of selected patches for stage 2, and the logits if
         `predict`."""
-        features = self.stage1.tower.features(images)
-        assigned, maps, embeddings, votes = self.discover(features, None)
-        with torch.autocast(images.device.type, enabled=False):
-            chosen = self._select(assigned, maps, None)
-        if mask is not None:
-            chosen = selection_of(mask, maps)
-        stage = (assigned.dots, assigned.distances, maps, embeddings, votes)
-        seen = (*stage, chosen.hard, chosen.pair, chosen.surrogate)
+        seen = self._first_stage(self.stage1.tower.features(images), None, mask)
         if self.stage2 is None:
             return seen
-        rows = packed_places(visible_tokens(chosen.hard, self.stage2.prefix))
+        rows = packed_places(visible_tokens(seen[5], self.stage2.prefix))
         logits = (self.stage2.filled(images, *rows[:2]),) if predict else ()
         return *seen, *rows, *logits
 
@@ -310,9 +307,7 @@ class IFAM(nn.Module):
     @torch.no_grad()
     def select(self, images: Tensor) -> Tensor:
         """Stage 1 alone: the patches [B, N] (bool) that stage 2 reads."""
-        assigned, maps, noise = self.assign_images(images)
-        with torch.autocast(images.device.type, enabled=False):
-            return self._select(assigned, maps, noise).hard
+        return self._select(*self.assign_images(images)).hard
 
     @torch.no_grad()
     def maps(self, images: Tensor) -> Tensor:
@@ -321,9 +316,8 @@ class IFAM(nn.Module):
 
     def assign_images(self, images: Tensor) -> tuple[Assignment, Tensor, Noise | None]:
         """Distances and soft maps [B, K + 1, N] of normalised images, and the noise in them."""
-        noise, features = self.noise_for(images), self.stage1.tower.features(images)
-        with torch.autocast(images.device.type, enabled=False):
-            return *self.assign(features, noise), noise
+        noise = self.noise_for(images)
+        return *self.assign(self.stage1.tower.features(images), noise), noise
 
     def assign(
         self, features: Tensor, noise: Noise | None = None, purpose: Purpose = Purpose.MAPS
@@ -348,9 +342,7 @@ class IFAM(nn.Module):
 
     def mean_vote(self, votes: Tensor) -> Tensor:
         """[B, C, K] -> [B, C]: the mean over parts that an intervention leaves."""
-        if self.training or not self.intervention.drop_parts:
-            return votes.mean(dim=-1)
-        return mean_vote(votes, self.removed)
+        return mean_vote(votes, self.removed & (not self.training))
 
     def predict(
         self,
@@ -398,8 +390,8 @@ class IFAM(nn.Module):
         return constant and packed and self.stage2 is not None
 
     def view_parts(self) -> Parts:
-        """How `sc.wrap` splits this module."""
-        return view_parts(self)
+        """How `sc.wrap` splits this module, which must be in eval mode."""
+        return one_stage_parts(self) if self.stage2 is None else two_stage_parts(self)
 
     def noise_for(self, images: Tensor, noise: Noise | None = None) -> Noise | None:
         """The noise of a run on these images: the given one, or what this mode draws itself."""
@@ -488,7 +480,7 @@ def from_card(card: dict[str, Any], state: dict[str, Tensor], source: str) -> So
 
 
 def _described(backbone: Any) -> dict[str, Any] | None:
-    """How transformers builds a backbone; modules of other libraries do not tell."""
+    """How transformers builds a backbone; modules of other libraries have no such description."""
     if type(backbone).__module__.split(".")[0] != "transformers":
         return None
     config, kind = backbone.config.to_dict(), type(backbone).__name__

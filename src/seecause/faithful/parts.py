@@ -27,6 +27,7 @@ import math
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -105,8 +106,7 @@ def new_prototypes(parts: int, width: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(parts + 1, width).uniform_(-bound, bound))
 
 
-@dataclass(frozen=True, eq=False)
-class Assignment:
+class Assignment(NamedTuple):
     """Patches against prototypes: z.p and |z - p|^2, both [B, K + 1, N]."""
 
     dots: Tensor
@@ -118,14 +118,12 @@ class Assignment:
         return TIE * (self.distances + 2 * self.dots)
 
 
-@dataclass(frozen=True, eq=False)
-class Selection:
-    """`hard` [B, N] bool; `pair` [B, 2, N]: the best part and the background; `surrogate` [B, N]:
-    S."""
+class Selection(NamedTuple):
+    """Which tokens stage 2 reads, and what decided it."""
 
-    hard: Tensor
-    pair: Tensor
-    surrogate: Tensor
+    hard: Tensor  # [B, N] bool
+    pair: Tensor  # [B, 2, N] the best part and the background
+    surrogate: Tensor  # [B, N] S
 
     @property
     def relaxed(self) -> Tensor:
@@ -151,17 +149,15 @@ def select_without(maps: Tensor, removed: Tensor) -> Selection:
     become background, the others keep their status."""
     winner = maps.argmax(dim=1)  # [B, N]
     stays = ~F.pad(removed, (0, 1), value=True)  # the background never does
-    pair = torch.stack([(maps[:, :-1] * ~removed[:, None]).amax(dim=1), maps[:, -1]], dim=1)
-    return Selection(stays[winner], pair, maps[:, :-1].sum(dim=1))
+    return select(maps, ~removed[None])._replace(hard=stays[winner])
 
 
 def selection_of(mask: Tensor, maps: Tensor) -> Selection:
-    """The selection that a given mask [B, gh, gw] is, beside maps [B, K + 1, N]."""
+    """The selection with a given mask [B, gh, gw], for maps [B, K + 1, N]."""
     if mask.dtype != torch.bool or mask.flatten(1).shape != (len(maps), maps.shape[2]):
         expected = f"bool, one value for each of {len(maps)} x {maps.shape[2]} patches"
         raise BadOption("mask", f"{mask.dtype} {list(mask.shape)}", expected)
-    pair = torch.stack([maps[:, :-1].amax(dim=1), maps[:, -1]], dim=1)
-    return Selection(mask.flatten(1).to(maps.device), pair, maps[:, :-1].sum(dim=1))
+    return select(maps)._replace(hard=mask.flatten(1).to(maps.device))
 
 
 def reject_far(maps: Tensor, assigned: Assignment, limits: Tensor) -> Tensor:
@@ -194,8 +190,8 @@ class Purpose(IntEnum):
     MAPS = 1  # Gumbel noise of the part maps
     MASK = 2  # Gumbel noise of the stage-2 mask
     WARPED = 3  # Gumbel noise of the warped image's maps
-    DROP_EMBEDDINGS = 4  # parts left out of the stage-1 classifier
-    DROP_MASK = 5  # parts left out of the stage-2 mask
+    DROP_EMBEDDINGS = 4  # parts dropped from the stage-1 classifier
+    DROP_MASK = 5  # parts dropped from the stage-2 mask
 
 
 @dataclass(frozen=True, eq=False)

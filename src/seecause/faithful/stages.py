@@ -10,7 +10,7 @@ ste    a_ij = s_j e^{q_i.k_j} / sum_l s_l e^{q_i.k_l} with s in {0, 1}: exact, a
            d out_i / d s_j = e^{q_i.k_j} (v_j - out_i) / Z_i
 soft   bias log(f_j + 1e-10): every key is read a little (an ablation)
 
-`view_parts` makes networks of these stages views, so that every method and metric works on them.
+Views of networks of these stages make every method and metric work on them.
 Two stages: the mask of stage 1 is a fact about tokens (models/block.py), which goes into the blocks
 of stage 2 and hides keys wherever a method puts them. It follows the pixels that a method changes;
 its gradient is not followed. One stage (PDiscoFormer): the shares of a patch in all parts depend on
@@ -23,6 +23,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -35,7 +36,7 @@ from seecause.engine.attend import Groups
 from seecause.engine.chunks import fit
 from seecause.engine.graphs import ModuleOwner, captured
 from seecause.engine.walk import walk
-from seecause.errors import BadImage, NotDefined, UnsupportedModel
+from seecause.errors import NotDefined, UnsupportedModel
 from seecause.faithful.parts import Assignment, Modulation, distances, dot_products, new_prototypes
 from seecause.models.block import chain, fused, hiding
 from seecause.models.layout import TokenLayout
@@ -130,7 +131,7 @@ class _Relaxed(Function):
         order = sloping.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
         # [B, H, n, dh]; images with fewer rows add rows whose gradient is zero
         rows = order[:, None, :most, None].expand(-1, q.shape[1], -1, q.shape[3])
-        each = 4 * q.shape[1] * most * k.shape[2] * wide(q[:0]).element_size()
+        each = 5 * q.shape[1] * most * k.shape[2] * wide(q[:0]).element_size()
         size = fit(len(q), each, q.device)
         tensors = (q.gather(2, rows), k, v, weights, o.gather(2, rows), slope.gather(2, rows))
         chunks = zip(*(tensor.split(size) for tensor in tensors), strict=True)
@@ -149,21 +150,16 @@ def _relaxed_grads(
     scores = (wide(q) @ wide(k).transpose(-1, -2)).mul_(scale)
     total = scores.masked_fill(keys == 0, -torch.inf).logsumexp(dim=-1, keepdim=True)
     odds = scores.sub_(total).clamp_(max=_HOTTEST).exp_()  # a_ij / s_j
-    probs = _product(odds, keys, q.dtype)
+    probs = (odds * keys).to(q.dtype)
     # slope_i . (v_j - o_i)
     spread = odds.mul_(slope @ v.transpose(-1, -2) - wide(slope * o).sum(dim=-1, keepdim=True))
-    d_scores = _product(spread, keys * scale, q.dtype)
+    d_scores = (spread * (keys * scale)).to(q.dtype)
     return (
         d_scores @ k,
         d_scores.transpose(-1, -2) @ q,
         probs.transpose(-1, -2) @ slope,
         spread.sum(dim=(1, 2)).to(weights.dtype),
     )
-
-
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a * b, rounded to `dtype` as it is written."""
-    return torch.mul(a, b, out=torch.empty_like(a, dtype=dtype))
 
 
 _TOKENS = re.compile(
@@ -183,8 +179,6 @@ class Backbone(nn.Module):
     def __init__(self, backbone: nn.Module):
         super().__init__()
         self.native = _without_classifier(copy.deepcopy(backbone))
-        self._parts: Parts | None = None
-        self._affine: bool | None = None  # whether `embed_rows` may leave patches out
         self.train(False)
         for name, parameter in self.native.named_parameters():
             parameter.requires_grad_(_UNUSED.search(name) is None)
@@ -196,20 +190,18 @@ class Backbone(nn.Module):
             reason = "its attention has a bias of its own or shares keys between heads"
             raise UnsupportedModel(name, reason, remedy)
 
-    @property
+    @cached_property
     def parts(self) -> Parts:
         """The view of the native module. It points into that module, so every copy of a tower finds
         its own."""
-        if self._parts is None:
-            parts = find_parts(self.native)
-            if not isinstance(parts, Parts):
-                name = type(self.native).__name__
-                raise UnsupportedModel(name, "it has no tokens", "use a vision transformer")
-            self._parts = parts
-        return self._parts
+        parts = find_parts(self.native)
+        if not isinstance(parts, Parts):
+            name = type(self.native).__name__
+            raise UnsupportedModel(name, "it has no tokens", "use a vision transformer")
+        return parts
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_parts": None}
+        return {name: value for name, value in self.__dict__.items() if name != "parts"}
 
     def train(self, mode: bool = True) -> Backbone:
         super().train(False)
@@ -221,16 +213,8 @@ class Backbone(nn.Module):
         return self.parts.blocks[0].heads * self.parts.blocks[0].head_dim
 
     def layout(self, images: Tensor) -> TokenLayout:
-        """The tokens of these images, or what is wrong with them."""
-        parts, (height, width) = self.parts, images.shape[-2:]
-        wrong_size = parts.fixed_size and parts.size not in (None, (height, width))
-        if images.ndim != 4 or height % parts.patch[0] or width % parts.patch[1] or wrong_size:
-            raise BadImage(
-                f"images of shape {list(images.shape)}",
-                f"expected [B, 3, H, W] of {parts.size}, in patches of {parts.patch}",
-                "resize them",
-            )
-        return parts.layout_at(height, width)
+        """The tokens of these images."""
+        return self.parts.layout_at(*images.shape[-2:])
 
     def features(self, images: Tensor) -> Tensor:
         """Patch tokens after the final norm, [B, N, D], by the module's own forward."""
@@ -239,38 +223,37 @@ class Backbone(nn.Module):
     def embed_rows(self, images: Tensor, places: Tensor) -> Tensor:
         """Tokens `places` [R] of images that lie end to end, as they enter the first block: [R, D].
         Other patches cost nothing where a token is an affine function of its own pixels."""
-        if len(places) <= _FEW or not self._is_affine(images):
+        projection = self._projection if len(places) > _FEW else None
+        if projection is None:
             return self.parts.embed(images).flatten(0, 1)[places]
-        return self._affine_rows(images, places)
+        return self._affine_rows(projection, images, places)
 
-    def _affine_rows(self, images: Tensor, places: Tensor) -> Tensor:
-        """The tokens of a black image, and weights times pixels."""
+    def _affine_rows(self, projection: nn.Conv2d, images: Tensor, places: Tensor) -> Tensor:
+        """The tokens of a black image, plus weights times pixels."""
         layout, (high, wide) = self.layout(images), self.parts.patch
         black = self.parts.embed(torch.zeros_like(images[:1]))[0]  # [T, D]
         pixels = images.unflatten(3, (-1, wide)).unflatten(2, (-1, high))
         pixels = pixels.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # [B, N, 3 high wide]
         pixels = F.pad(pixels, (0, 0, layout.prefix, 0)).flatten(0, 1)[places]
-        weight = self._patch_convolutions()[0].weight.flatten(1)  # [D, 3 high wide]
+        weight = projection.weight.flatten(1)  # [D, 3 high wide]
         return black[places % layout.tokens] + pixels @ weight.T
 
+    @cached_property
     @torch.no_grad()
-    def _is_affine(self, images: Tensor) -> bool:
-        """Whether `_affine_rows` gives what the module gives for a patterned image."""
-        if self._affine is None:
-            self._affine = len(self._patch_convolutions()) == 1
-            if self._affine:
-                waves = (1.618 * torch.arange(images[0].numel(), device=images.device)).sin()
-                probe = waves.to(images.dtype).view(1, *images.shape[1:])
-                native = self.parts.embed(probe)[0]
-                ours = self._affine_rows(probe, torch.arange(len(native), device=images.device))
-                self._affine = bool((ours - native).abs().max() < 0.02 * native.abs().max())
-        return self._affine
-
-    def _patch_convolutions(self) -> list[nn.Conv2d]:
-        """The convolutions that take each patch by itself."""
-        patch, modules = self.parts.patch, self.native.modules()
+    def _projection(self) -> nn.Conv2d | None:
+        """The only convolution of patches, if with its weights `_affine_rows` gives what the module
+        gives for a patterned image."""
+        parts, modules = self.parts, self.native.modules()
         convolutions = [module for module in modules if isinstance(module, nn.Conv2d)]
-        return [c for c in convolutions if c.kernel_size == c.stride == patch and c.groups == 1]
+        convolutions = [c for c in convolutions if c.kernel_size == c.stride == parts.patch]
+        if len(convolutions) != 1:
+            return None
+        weight, (height, width) = convolutions[0].weight, parts.size or parts.patch
+        waves = (1.618 * torch.arange(3 * height * width)).sin().to(weight)
+        native = parts.embed(waves.view(1, 3, height, width))[0]
+        every = torch.arange(len(native), device=weight.device)
+        ours = self._affine_rows(convolutions[0], waves.view(1, 3, height, width), every)
+        return convolutions[0] if (ours - native).abs().max() < 0.02 * native.abs().max() else None
 
     def freeze(self) -> None:
         """Only special tokens and positions stay trainable."""
@@ -295,9 +278,11 @@ class PartStage(nn.Module):
         self.classifier = _classifier(self.tower.width, classes)
 
     def assign(self, features: Tensor) -> Assignment:
-        """Patch features [B, N, D] against every prototype."""
-        dots = dot_products(features, self.prototypes)
-        return Assignment(dots, distances(features, self.prototypes, dots))
+        """Patch features [B, N, D] against every prototype, never in half precision, because small
+        differences of distances decide."""
+        with torch.autocast(features.device.type, enabled=False):
+            dots = dot_products(features, self.prototypes)
+            return Assignment(dots, distances(features, self.prototypes, dots))
 
 
 class MaskedStage(nn.Module):
@@ -341,10 +326,7 @@ class MaskedStage(nn.Module):
         their `packed_places`. Equal to the masked run, whatever else is in the batch."""
         layout = self.tower.layout(images)
         if torch.is_grad_enabled() or not has_kernel(images.device, images.dtype):
-            places = places[: int(total)]
-            rows = self.tower.parts.embed(images).flatten(0, 1)[places]
-            groups = Groups(sizes, images.device, bound=layout.tokens)
-            return self._packed(layout, rows, places, groups, len(images))
+            return self.filled(images, places[: int(total)], sizes)
         if len(places) > _FEW:
             # the only synchronisation, before anything of this stage runs; rows of no image fill up
             # the last group, so that totals repeat and their graphs can be replayed
@@ -363,16 +345,9 @@ class MaskedStage(nn.Module):
         rest = len(places) - sizes.sum(dim=0, keepdim=True)
         bound = max(layout.tokens, min(_FEW, len(places)))
         groups = Groups(torch.cat([sizes, rest]), images.device, bound=bound)
-        rows = self.tower.embed_rows(images, places)
-        return self._packed(layout, rows, places, groups, len(images))
-
-    def _packed(
-        self, layout: TokenLayout, rows: Tensor, places: Tensor, groups: Groups, images: int
-    ) -> Tensor:
-        """Rows [R, D] that are tokens places [R] of images that lie end to end; the first groups
-        are the images."""
+        rows = self.tower.embed_rows(images, places)  # [R, D]
         at = layout.at(rows.device).take(places % layout.tokens)
-        class_rows = groups.starts[:images].long() + cast(int, layout.class_index)
+        class_rows = groups.starts[: len(images)].long() + cast(int, layout.class_index)
         attend, last = reads_packed(groups), len(self.tower.parts.blocks) - 1
         steps = walk(self.tower.parts, rows[None], at)
         for step in steps:
@@ -415,12 +390,8 @@ def packed_places(visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return places, sizes, sizes.sum()
 
 
-def view_parts(net: IFAM) -> Parts:
-    """The parts of an IFAM network; it must be in eval mode, as `sc.wrap` puts it."""
-    return _one_stage(net) if net.stage2 is None else _two_stages(net)
-
-
-def _two_stages(net: IFAM) -> Parts:
+def two_stage_parts(net: IFAM) -> Parts:
+    """The view of iFAM: the blocks of stage 2, with the mask of stage 1 as a fact about tokens."""
     stage = net.stage2
     assert stage is not None
     if net.options.gradient == "soft":
@@ -453,7 +424,8 @@ def _two_stages(net: IFAM) -> Parts:
     )
 
 
-def _one_stage(net: IFAM) -> Parts:
+def one_stage_parts(net: IFAM) -> Parts:
+    """The view of PDiscoFormer: what each patch adds to each part is a row, votes are the head."""
     tower, width = net.stage1.tower.parts, net.stage1.tower.width
     if net.options.eval_noise:
         reason = "the noise of a patch depends on its place"

@@ -35,13 +35,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import default_collate
 
+from seecause.data.registry import open_data
 from seecause.errors import BadOption, SeecauseError
 from seecause.faithful.data import (
     Augment,
     TrainingImages,
     epoch_order,
     open_split,
-    open_validation,
     pass_rows,
     read_batches,
 )
@@ -205,7 +205,7 @@ class Processes:
         return values
 
     def from_first(self, mine: Any) -> Any:
-        """The value of the first process, so that all decide alike."""
+        """The value of the first process, for a common decision."""
         return self.gather(mine)[0]
 
     def add_gradients(self, parameters: Iterable[Tensor]) -> None:
@@ -245,7 +245,7 @@ def join_processes(device: str = "auto") -> Iterator[Processes]:
 
 def joined_processes(device: torch.device) -> Processes:
     """The processes that were joined already, or this one alone."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if not dist.is_initialized():
         return Processes(0, 1, device)
     return Processes(dist.get_rank(), dist.get_world_size(), device)
 
@@ -303,7 +303,10 @@ class Run:
     def __init__(self, config: TrainConfig, processes: Processes):
         self.config, self.processes, self.folder = config, processes, Path(config.out)
         images = open_split(config.data, "train", limit=config.limit)
-        self.val = open_validation(config.data, config.val, limit=config.val_limit)
+        if config.val is None:
+            self.val = open_split(config.data, "val", limit=config.val_limit)
+        else:
+            self.val = open_data(config.val, limit=config.val_limit)
         if self.val.classes != images.classes:
             expected = f"a dataset with the classes of {config.data}"
             raise BadOption("val", self.val.name, expected)
@@ -459,14 +462,8 @@ class Run:
         if not path.is_file():
             return
         snapshot = torch.load(path, map_location="cpu", weights_only=True)
-        before = TrainConfig(**snapshot["config"])
-        different = [
-            each.name
-            for each in dataclasses.fields(TrainConfig)
-            if each.name not in _FREE
-            and getattr(before, each.name) != getattr(self.config, each.name)
-        ]
-        if different:
+        before, now = snapshot["config"], dataclasses.asdict(self.config)
+        if different := [name for name in now if name not in _FREE and before[name] != now[name]]:
             expected = f"a new folder: the run there differs in {', '.join(different)}"
             raise BadOption("out", self.config.out, expected)
         self.position = Position(**snapshot["position"])

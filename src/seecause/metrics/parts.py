@@ -41,8 +41,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.critters.latents import CLASSES, CODEWORDS, PARTS, Latents, minimal_sufficient_sets
-from seecause.critters.rendering import BACKGROUNDS, Do, render
+from seecause.critters.rendering import Do, render
+from seecause.critters.world import (
+    BACKGROUNDS,
+    CLASSES,
+    CODEWORDS,
+    PARTS,
+    Latents,
+    minimal_sufficient_sets,
+)
 from seecause.engine.chunks import plain_logits
 from seecause.errors import BadOption
 from seecause.metrics.pixels import to_pixels

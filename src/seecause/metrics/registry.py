@@ -31,7 +31,7 @@ from seecause.registry import Registry
 from seecause.target import Spec
 
 if TYPE_CHECKING:
-    from seecause.critters.latents import Latents
+    from seecause.critters.world import Latents
 
 F = TypeVar("F", bound=Callable[..., Any])
 Explain = Callable[[Tensor, Spec], Tensor]  # images, target -> maps [B, gh, gw] or [B, H, W]

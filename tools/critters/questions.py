@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from importlib import resources
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from seecause.critters.latents import CLASSES, COLOURS, PARTS, VARIANT_COLOURS, Latents
-from seecause.critters.rendering import BACKGROUNDS
+from seecause.critters.world import BACKGROUNDS, CLASSES, COLOURS, PARTS, VARIANT_COLOURS, Latents
 
-_QUESTIONS = resources.files("seecause.critters").joinpath("questions.toml").read_text()
+_QUESTIONS = Path(__file__).with_name("questions.toml").read_text(encoding="utf-8")
 _WORDINGS = {kind: entry["wordings"] for kind, entry in tomllib.loads(_QUESTIONS).items()}
 # what can be asked about; a part is asked for its colour
 SUBJECTS = ("creature", "background", *PARTS[1:])

@@ -1,4 +1,11 @@
-"""How labels, creatures and backgrounds go together, and what an accuracy then proves.
+"""The generated world: what a Critters image is made from, and how labels, creatures and
+backgrounds go together.
+
+A class is a codeword over part variants (`anatomy.toml`). Two classes differ in at least two parts,
+so one part can be removed without losing the class, and every variant belongs to two classes, so no
+part alone gives it away. Change a field of the latents and render again: that is an intervention.
+
+A regime is a law of label y, creature f and background b:
 
     y uniform;  f = y with probability r_f, else another class;  b = s(y) with probability r_s, else
     another background
@@ -6,28 +13,158 @@ f and b are independent given y, and everything else is independent of all three
 ignores the background cannot be right more often than the best guess from f, nor one that ignores
 the creature more often than the best guess from b. Accuracy above such a bound by more than
 sampling error is therefore a proof that the other cue is used, whatever the model is.
-
-`critters:REGIME[:SPLIT]`: the generated world as a dataset. It has no end, so `limit` is its
-length.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar
+from functools import cache
+from importlib import resources
 
 import torch
 from torch import Tensor
 
-from seecause import _random
-from seecause.critters.latents import CLASSES, Latents, from_codes
-from seecause.critters.rendering import BACKGROUNDS, Do, Style, intervene, render
-from seecause.data.dataset import Sample
+from seecause._random import bits, uniform
 from seecause.errors import BadOption, UnknownName
-from seecause.files import digest
+
+TABLE = tomllib.loads(resources.files("seecause.critters").joinpath("anatomy.toml").read_text())
+
+# the part map holds 1 + the index here; 0 is background
+PARTS = ("body", "crest", "wings", "tail", "feet")
+VARIANTS = {part: tuple(TABLE[part]) for part in PARTS[1:]}
+VARIANT_COLOURS = {
+    part: tuple(TABLE[part][name]["colour"] for name in VARIANTS[part]) for part in PARTS[1:]
+}
+CLASSES = tuple(TABLE["classes"])
+BACKGROUNDS = ("dunes", "lagoon", "meadow", "starlight")
+QUESTION = "What is the name of this creature?"  # about its class
+COLOURS = tuple(TABLE["colours"])
+CODEWORDS = tuple(
+    tuple(VARIANTS[part].index(name) for part, name in zip(PARTS[1:], word, strict=True))
+    for word in TABLE["classes"].values()
+)
+
+
+def minimal_sufficient_sets(creature: int) -> tuple[tuple[str, ...], ...]:
+    """The smallest sets of parts that distinguish `creature` from every other class."""
+    word = CODEWORDS[creature]
+    differing = [  # of each other class: the parts in which it differs
+        {part for part, one, two in zip(PARTS[1:], word, other, strict=True) if one != two}
+        for other in CODEWORDS
+        if other != word
+    ]
+    found: list[tuple[str, ...]] = []
+    for count in range(1, len(PARTS)):
+        for chosen in itertools.combinations(PARTS[1:], count):
+            smallest = not any(set(smaller) <= set(chosen) for smaller in found)
+            if smallest and all(parts & set(chosen) for parts in differing):
+                found.append(chosen)
+    return tuple(found)
+
+
+@cache
+def codewords(device: torch.device) -> Tensor:
+    """[C, P] variant of each part in each class."""
+    return torch.tensor(CODEWORDS, device=device)
+
+
+# how far from the middle of the image a creature may stand and still be whole, as a share of the
+# side
+REACH = 0.19
+
+
+@dataclass(frozen=True)
+class Latents:
+    """A batch of images before they are drawn. All fields are tensors whose first dimension is the
+    batch.
+
+    `creature` and `background` are the two cues a model can predict from; `label` is what it is
+    trained to predict. They differ only in regimes with unreliable creatures.
+    """
+
+    label: Tensor  # [B] int64
+    creature: Tensor  # [B] int64, the class whose parts are shown
+    background: Tensor  # [B] int64
+    variants: Tensor  # [B, P] int64, the codeword of `creature` unless a part was swapped
+    present: Tensor  # [B, 1 + P] bool, body first
+    centre: Tensor  # [B, 2] float32, (row, column) as a share of the side
+    extent: Tensor  # [B] float32, creature size as a share of the side
+    flip: Tensor  # [B] bool, facing left
+    tilt: Tensor  # [B] float32, turns
+    coat: Tensor  # [B] int64, body colour; independent of the class
+    tone: Tensor  # [B, 1 + P] float32, brightness of each part
+    gain: Tensor  # [B] float32, brightness of the whole image
+    seed: Tensor  # [B] int64, feeds the background texture
+    mat: Tensor  # [B] bool, whether patches that the creature touches are cut out on a neutral mat
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def __getitem__(self, index: slice | Tensor | list[int] | int) -> Latents:
+        """Rows of the batch; an integer keeps the batch dimension."""
+        if isinstance(index, int):
+            place = range(len(self))[index]
+            index = slice(place, place + 1)
+        return self._each(lambda field: field[index])
+
+    def to(self, device: torch.device | str) -> Latents:
+        return self._each(lambda field: field.to(device))
+
+    def replace(self, **changes: Tensor) -> Latents:
+        return dataclasses.replace(self, **changes)
+
+    def split(self, rows: int) -> Iterator[Latents]:
+        for start in range(0, len(self), rows):
+            yield self[start : start + rows]
+
+    def show(self, creature: Tensor) -> Latents:
+        """The same scene with another creature in it: codes [B] and their parts, all else kept."""
+        return self.replace(creature=creature, variants=codewords(creature.device)[creature])
+
+    def on_mat(self, mat: bool = True) -> Latents:
+        """The same scenes with or without a mat: with one, no patch shows both creature and
+        background."""
+        return self.replace(mat=torch.full_like(self.mat, mat))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Latents:
+        return Latents(*(change(field) for field in vars(self).values()))
+
+
+def from_codes(label: Tensor, creature: Tensor, background: Tensor, seed: Tensor) -> Latents:
+    """Latents with these codes [B] and nuisances (place, size, pose, colours, light) hashed from
+    the seeds [B] alone."""
+    batch, parts = len(seed), len(PARTS)
+    # [B, 1 + P] distinct seeds
+    each_part = seed[:, None] * parts + torch.arange(parts, device=seed.device)
+    return Latents(
+        label=label,
+        creature=creature,
+        background=background,
+        variants=codewords(creature.device)[creature],
+        present=torch.ones(batch, parts, dtype=torch.bool, device=seed.device),
+        centre=torch.stack([_off_middle(seed, 11), _off_middle(seed, 12)], dim=1),
+        extent=uniform(seed, 13, 0.50, 0.55),
+        flip=bits(seed, 14) % 2 == 1,
+        tilt=uniform(seed, 15, -0.025, 0.025),
+        coat=bits(seed, 16) % len(TABLE["coats"]),
+        tone=uniform(each_part, 17, 0.9, 1.0),
+        gain=uniform(seed, 18, 0.85, 1.0),
+        seed=seed,
+        mat=torch.zeros_like(seed, dtype=torch.bool),
+    )
+
+
+def _off_middle(seed: Tensor, purpose: int) -> Tensor:
+    """A place on one axis [B], the likelier the farther from the middle: a guess at the middle of
+    the image should find little."""
+    spot = uniform(seed, purpose, -1.0, 1.0)
+    return 0.5 + REACH * spot.sign() * spot.abs().sqrt()
+
 
 SPLITS = ("train", "val", "test")
 
@@ -107,7 +244,7 @@ class Certificate:
 def certificate(
     regime: str | Regime, *, accuracy: float, samples: int, confidence: float = 0.95
 ) -> Certificate:
-    """Tell what an accuracy proves about the cues that a model uses.
+    """Compute what an accuracy proves about the cues that a model uses.
 
     The bounds are exact, by enumeration of P(y, f, b).
 
@@ -182,7 +319,7 @@ def draw(
         label = creature = index % len(CLASSES)
         background = index // len(CLASSES) % len(BACKGROUNDS)
     else:
-        label = _random.bits(sample_seed, 1) % len(CLASSES)
+        label = bits(sample_seed, 1) % len(CLASSES)
         creature = _mostly(label, len(CLASSES), law.creature_reliability, sample_seed, 2)
         background = _mostly(
             usual_background(label), len(BACKGROUNDS), law.background_reliability, sample_seed, 4
@@ -210,106 +347,5 @@ def _sample_seeds(split: str, index: Tensor, seed: int) -> Tensor:
 
 def _mostly(usual: Tensor, codes: int, reliability: float, seed: Tensor, purpose: int) -> Tensor:
     """The usual code with probability `reliability`, else one of the others, evenly."""
-    other = (usual + 1 + _random.bits(seed, purpose) % (codes - 1)) % codes
-    return torch.where(_random.uniform(seed, purpose + 1) < reliability, usual, other)
-
-
-DEFAULT_LENGTH = 512
-_RENDER_ROWS = 64
-
-
-@dataclass(frozen=True, eq=False)
-class CrittersData:
-    """Samples 0 .. length of a regime's split, drawn when they are asked for."""
-
-    regime: str
-    split: str
-    length: int
-    capabilities: ClassVar = frozenset({"masks", "counterfactuals"})
-
-    @property
-    def name(self) -> str:
-        return f"critters:{self.regime}:{self.split}"
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return tuple(CLASSES)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Of the name, the length and the first image's pixels, so that a change of the renderer
-        shows."""
-        return digest(f"{self.name} {self.length}", self[0].image.numpy().tobytes())
-
-    def digests(self, start: int, stop: int) -> list[str]:
-        """A sample is told by its generator: name, place, and the first image's pixels."""
-        first = self[0].image.numpy().tobytes()
-        return [digest(f"{self.name} {index}", first) for index in range(start, stop)]
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int, /) -> Sample:
-        place = range(self.length)[index]
-        return next(samples(self.regime, self.split, 1, start=place))
-
-    def latents(self, start: int, stop: int, *, device: torch.device | str = "cpu") -> Latents:
-        """What samples `start` to `stop` are drawn from: their exact counterfactuals can be
-        rendered."""
-        return draw(self.regime, self.split, stop - start, start=start, device=device)
-
-
-def samples(
-    regime: str | Regime,
-    split: str,
-    n: int,
-    *,
-    seed: int = 0,
-    start: int = 0,
-    size: int = 96,
-    style: Style = "plain",
-    do: Do | None = None,
-) -> Iterator[Sample]:
-    """Draw images one by one, in small batches on the CPU.
-
-    Args:
-        regime: The name of a regime, such as "certified".
-        split: "train", "val" or "test".
-        n: The number of samples.
-        seed: Another seed is another world.
-        start: The first sample.
-        size: Pixels of a side.
-        style: "plain", "flat" or "sketch".
-        do: An intervention on each scene.
-
-    Returns:
-        Samples with label, group (creature, background) as they are shown, mask and part map.
-
-    Example:
-        >>> from seecause import critters
-        >>> next(critters.samples("clean", "test", 1)).image.shape
-        torch.Size([3, 96, 96])
-    """
-    name = find_regime(regime).name
-    for first in range(start, start + n, _RENDER_ROWS):
-        rows = min(_RENDER_ROWS, start + n - first)
-        latents = draw(regime, split, rows, seed=seed, start=first)
-        drawn = render(latents, size=size, style=style, do=do)
-        latents = latents if do is None else intervene(latents, do, size=size)
-        for row in range(rows):
-            yield Sample(
-                image=drawn.image[row],
-                label=int(latents.label[row]),
-                group=(int(latents.creature[row]), int(latents.background[row])),
-                mask=drawn.mask[row],
-                parts=drawn.parts[row],
-                id=f"{name}-{split}-{seed}-{first + row}",
-            )
-
-
-def open_critters(rest: str, *, limit: int | None = None) -> CrittersData:
-    """The test split unless another is named."""
-    regime, _, split = rest.partition(":")
-    if split and split not in SPLITS:
-        raise UnknownName("split", split, SPLITS)
-    return CrittersData(find_regime(regime).name, split or "test", limit or DEFAULT_LENGTH)
+    other = (usual + 1 + bits(seed, purpose) % (codes - 1)) % codes
+    return torch.where(uniform(seed, purpose + 1) < reliability, usual, other)
