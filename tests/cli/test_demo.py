@@ -10,8 +10,7 @@ from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 
 from seecause import critters
-from seecause.critters.demo import JOBS, _usual_scenes, audit, explain, parts, repair, words
-from seecause.critters.world import usual_background
+from seecause.critters.demo import JOBS, audit, explain, parts, repair, words
 from seecause.report import render_page
 
 ARCHITECTURE = {"img_size": 96, "patch_size": 16, "embed_dim": 24, "depth": 2, "num_heads": 3}
