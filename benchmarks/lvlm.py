@@ -37,10 +37,18 @@ from seecause.lvlm import (
     trace_answer,
     wrap,
 )
-from seecause.lvlm.analysis import causal_scores, random_orders, scan
-from seecause.lvlm.attribute import ORDERS, POINTS
+from seecause.lvlm.attribute import (
+    ORDERS,
+    POINTS,
+    causal_scores,
+    correlation,
+    draw_masks,
+    elastic_net,
+    fit,
+    random_orders,
+    scan,
+)
 from seecause.lvlm.bank import bank_of_prompts
-from seecause.lvlm.fit import correlation, draw_masks, elastic_net, fit
 from tests.reference import hear
 
 PARTS = "ceiling,eager,compiled,plain,cached,derivative,command"

@@ -8,15 +8,15 @@ import torch
 from torch.testing import assert_close
 
 from seecause.lvlm import HeadAttribution, attribute_heads
-from seecause.lvlm.analysis import (
+from seecause.lvlm.attribute import (
     RankingCurves,
     attention_scores,
     causal_scores,
     curve_counts,
+    head_words,
     random_orders,
     scan,
 )
-from seecause.lvlm.attribute import head_words
 from tests.lvlm.scenes import GRID, QUESTION, scene
 from tests.lvlm.toy import toy_engine
 from tests.reference import hear

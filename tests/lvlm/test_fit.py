@@ -11,8 +11,7 @@ from torch.testing import assert_close
 
 from seecause.errors import BadOption
 from seecause.lvlm import HeadAttribution, attribute_heads, attribute_tokens
-from seecause.lvlm.engine import Masks
-from seecause.lvlm.fit import (
+from seecause.lvlm.attribute import (
     MASKS,
     Sampling,
     correlation,
@@ -22,6 +21,7 @@ from seecause.lvlm.fit import (
     fit,
     mean_derivative,
 )
+from seecause.lvlm.engine import Masks
 from tests.helpers import noise
 from tests.lvlm.scenes import GRID, scene
 

@@ -24,16 +24,19 @@ from seecause.lvlm import (
     trace_words,
     words,
 )
-from seecause.lvlm.analysis import random_orders, scan
 from seecause.lvlm.attribute import (
     _substantial,
+    correlation,
+    draw_masks,
+    fit,
     kept_rows,
     masked_runs,
+    random_orders,
+    scan,
     sufficiency,
     text_effects,
     weighted_attention,
 )
-from seecause.lvlm.fit import correlation, draw_masks, fit
 from seecause.models.decoder import Grid, ImageTokens
 from tests.lvlm.scenes import scene
 from tests.lvlm.toy import QUESTION, pictures, toy_engine

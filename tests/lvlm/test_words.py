@@ -23,7 +23,7 @@ from seecause.lvlm import (
     make_bank,
     trace_words,
 )
-from seecause.lvlm.fit import mean_derivative
+from seecause.lvlm.attribute import mean_derivative
 from seecause.lvlm.words import word_concerns, word_sampling
 from seecause.models.decoder import Grid, ImageTokens
 from tests.families.lvlm import FAMILIES, photo

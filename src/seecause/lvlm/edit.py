@@ -31,10 +31,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from seecause.errors import BadInput, BadOption, UnsupportedModel
-from seecause.lvlm.analysis import Head
 from seecause.lvlm.bank import QUESTION, MeanBank, with_words_of
 from seecause.lvlm.cache import KeyValue, run_prefix
-from seecause.lvlm.model import LVLM
+from seecause.lvlm.model import LVLM, Head
 from seecause.lvlm.prompt import Prompt, read
 from seecause.models.layout import At
 

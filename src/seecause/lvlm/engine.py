@@ -25,11 +25,11 @@ from PIL import Image
 from torch import Tensor
 
 from seecause import __version__
+from seecause.engine.attend import Bank, attend, attention_weights
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.sweep import part_without_gradient
 from seecause.engine.walk import walk
 from seecause.errors import BadInput, BadOption, NotDefined
-from seecause.lvlm.analysis import HeadActivations, head_activations
 from seecause.lvlm.bank import MeanBank
 from seecause.lvlm.cache import (
     PrefixCache,
@@ -90,6 +90,43 @@ class Masks:
         if any(mask is not None and len(mask) > 1 for mask in (self.text, self.image)):
             same &= ~self.heads.flatten(2).any(dim=2).any(dim=0)
         return int(same.int().cumprod(dim=0).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class HeadActivations:
+    """What every head of the intact model does."""
+
+    lvlm: LVLM
+    attention: Tensor  # [L, H, T, N] of text rows on image tokens
+    outputs: Tensor  # [L, H, dh] at the last text row, before the output projection
+
+    @torch.no_grad()
+    def lens(self, layer: int, head: int) -> Tensor:
+        """[V]: the logit lens on one head's output (final norm, then vocabulary)."""
+        block, decoder = self.lvlm.blocks[layer], self.lvlm.decoder
+        alone = torch.zeros_like(self.outputs[layer])
+        alone[head] = self.outputs[layer, head]
+        both = torch.stack([alone, torch.zeros_like(alone)]).flatten(1)[None]  # [1, 2, H*dh]
+        mixed = block.mix(both)
+        return wide(decoder.head(decoder.norm(mixed[:, :1] - mixed[:, 1:])))[0, 0]
+
+
+@torch.no_grad()
+def head_activations(lvlm: LVLM, cache: PrefixCache) -> HeadActivations:
+    """Run the text rows of the intact model and keep what its heads do."""
+    everything = cache.at.take(torch.cat([cache.keys_at.index, cache.at.index]))
+    attention, outputs = [], []
+    for step in walk(lvlm, cache.states, cache.at):
+        k, v = (
+            torch.cat(both, dim=2)
+            for both in zip(cache.image_bank[step.index], (step.k, step.v), strict=True)
+        )
+        bank = Bank(k, v, bias=step.block.bias(cache.at, everything))
+        weights = attention_weights(step.q, bank, scale=step.block.scale)  # [1, H, T, K]
+        attention.append(weights[0, :, :, cache.image])
+        step.o, _ = attend(step.q, [bank], scale=step.block.scale)
+        outputs.append(step.o[0, -1])
+    return HeadActivations(lvlm, torch.stack(attention), torch.stack(outputs))
 
 
 class MaskedRows:

@@ -51,6 +51,7 @@ from seecause.models.load import (
 from seecause.options import checked
 from seecause.types import wide_dtype
 
+Head = tuple[int, int]  # (layer, head), both from 0
 _SAMPLED = 1024  # values of each weight that the fingerprint reads
 _SIDE = (224, 320)  # height and width of the noise image that a view is verified with
 LIBRARIES = ("builtin", "hf")
@@ -356,17 +357,6 @@ def load(
     else:
         module.to(device=device, dtype=kind or default)
     return wrap(module, processor, name=spec, template=template, check=check)
-
-
-def _builtin(name: str) -> Path:
-    folder = ZOO / name
-    if (folder / "config.json").is_file():
-        return folder
-    if name.startswith("critters-llava"):
-        make = f"Make it with `python -m tools.critters {name} --out DIR`, then name DIR/{name}"
-        raise DataMissing(f"builtin:{name}", "this copy of the package does not hold it", make)
-    names = [path.parent.name for path in ZOO.glob("*/config.json")]
-    raise UnknownName("builtin vision-language model", name, names)
 
 
 def calibration_critters(count: int = CALIBRATION, *, size: int = 96) -> list[Image.Image]:

@@ -2,7 +2,7 @@
 it, and from where.
 
 A row looks back only, so one masked run of question and answer serves all words, and one backward
-pass for each word gives the derivatives for all heads (`fit.py`; fits need no backward pass):
+pass for each word gives the derivatives for all heads (`attribute.py`; fits need no backward pass):
 
     gain_w   log p(w | image, words before) - log p(w | average image, words before)
     a_w(x)   logit of word w less the vocabulary's mean, under masks x
@@ -23,12 +23,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seecause.lvlm.analysis import Head
-from seecause.lvlm.attribute import LOW_R2, save_result
+from seecause.lvlm.attribute import (
+    LOW_R2,
+    SOFTEN,
+    Ablated,
+    How,
+    MaskCount,
+    Sampling,
+    estimate,
+    save_result,
+)
 from seecause.lvlm.bank import MeanBank
 from seecause.lvlm.engine import MaskedRows
-from seecause.lvlm.fit import SOFTEN, Ablated, How, MaskCount, Sampling, estimate
-from seecause.lvlm.model import LVLM
+from seecause.lvlm.model import LVLM, Head
 from seecause.models.decoder import ImageTokens
 from seecause.options import Count, Seed, checked
 from seecause.results import Result

@@ -198,7 +198,7 @@ def _token_maps(trace: AnswerTrace, shown: Image.Image) -> tuple[Tensor, list[Te
 def needed_text(left: float) -> str:
     """Whether heads that are enough are also needed, by the share of the effect `left` without
     them."""
-    from seecause.lvlm.analysis import COMPLETE
+    from seecause.lvlm.attribute import COMPLETE
 
     share = f"without them {left:.0%} of the effect is left"
     if left >= 0.5:
