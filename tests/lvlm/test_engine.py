@@ -254,7 +254,7 @@ def test_bad_masks_and_weak_answers_are_refused():
                 here.lvlm, here.engine.prompt, None, here.bank, answer=[against], floor=floor
             )
     asked = (here.lvlm, photo(here.native.size), QUESTION, here.bank)
-    for position, expected in ((1, "below 1, .* the answer 'cat'"), (-1, "from 0 on")):
+    for position, expected in ((1, "below 1, the number"), (-1, "from 0 on")):
         with pytest.raises(BadOption, match=f"position={position} .*{expected}"):
             MaskEngine(*asked, answer="cat", position=position)
     seeing = [here.lvlm, here.engine.prompt, None, here.bank]
@@ -275,7 +275,7 @@ def test_fused_attention_is_used_where_there_is_one(monkeypatch):
         device=torch.device("cuda"),
     )
     for capability, fused in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
-        monkeypatch.setattr(cache, "_capability", lambda device, capability=capability: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
         assert cache.has_fused_read(rows) is fused
     assert cache.has_fused_read(torch.zeros(1, 4, 2, 64)) and not cache.has_fused_read(
         torch.zeros(1, 4, 2, 64, device="meta")

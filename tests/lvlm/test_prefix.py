@@ -208,7 +208,7 @@ def test_what_such_a_model_cannot_be_asked_is_refused_in_words():
     with pytest.raises(UnsupportedModel, match="read the question"):
         classifier(lvlm, ["cat", "dog"])
     asked = [lvlm.prompt(picture, question) for question in (QUESTION, "a red cat")]
-    with pytest.raises(BadInput, match="several questions"):
+    with pytest.raises(BadInput, match="one question"):
         bank_of_prompts(lvlm, asked)
 
 
@@ -249,5 +249,5 @@ def test_several_pictures_stand_before_the_question():
     masks = (heads[1].view(GRID), None, image[1])
     slow = prefix_hear.blinded(lvlm.module, inputs(0, 9), average, *masks)
     assert_close(engine.adjusted(heads, image=image)[1], adjusted(slow[-1]), atol=1e-10, rtol=0)
-    with pytest.raises(BadInput, match="does not tell its image's size"):
+    with pytest.raises(BadInput, match="make the prompt from the image itself"):
         MaskEngine(lvlm, prompt, None, make_bank(lvlm, here.pictures), answer=[TOKEN])

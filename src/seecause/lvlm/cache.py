@@ -179,19 +179,15 @@ def has_fused_read(q: Tensor) -> bool:
     if not q.is_cuda:
         return q.device.type == "cpu"  # elsewhere (mps, xpu) the plain way
     right_width = q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
-    return q.dtype in _HALF and right_width and _capability(q.device) >= _AMPERE
-
-
-@cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+    new = torch.cuda.get_device_capability(q.device) >= _AMPERE
+    return q.dtype in _HALF and right_width and new
 
 
 @cache
 def _has_cudnn(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether cuDNN reads many rows here, and faster: on Hopper, where it needs two thirds of the
     time."""
-    if _capability(device)[0] != _HOPPER:
+    if torch.cuda.get_device_capability(device)[0] != _HOPPER:
         return False
     x = torch.zeros(1, 2, 128, 64, dtype=dtype, device=device)
     try:
@@ -292,12 +288,10 @@ class PrefixCache:
         if isinstance(mixed, tuple):
             weights = [weight if bias is None else weight + bias for weight in mixed]
             banks = [Bank(*kv, bias=weight) for kv, weight in zip(both, weights, strict=True)]
-            many = len(mixed[0])
         else:
             masks = mixed[q.shape[2]]
             banks = [Bank(*kv, keep=keep, bias=bias) for kv, keep in zip(both, masks, strict=True)]
-            many = len(masks[0].keep)
-        return attend(q.expand(max(len(q), many), -1, -1, -1), banks, scale=scale)
+        return attend(q, banks, scale=scale)
 
     def bias(self, block: Block, *, rows: int) -> Tensor | None:
         """What hides keys from the last `rows` rows, [1, 1|H, rows, K]; None where all of them come

@@ -198,27 +198,28 @@ class MaskedRows:
     ) -> Masks:
         """A user's masks [M, L*H], [M, T] and [M, N] on the CPU, all heads where none are given;
         with `soft`, entries from 0 to 1 in that dtype."""
-        grid = (self.lvlm.n_layers, self.lvlm.n_heads)
         if heads is None:
             heads = torch.ones(1, self.n_components, dtype=torch.bool)
-        sizes = {"heads": self.n_components, "text": self.n_text, "image": self.n_image}
-        given = {"heads": heads, "text": text, "image": image}
         sent: dict[str, Tensor] = {}
-        for name, mask in given.items():
+        for name, mask, size in (
+            ("heads", heads, self.n_components),
+            ("text", text, self.n_text),
+            ("image", image, self.n_image),
+        ):
             if mask is None:
                 continue
-            if mask.ndim != 2 or mask.shape[1] != sizes[name] or len(mask) == 0:
-                raise BadOption(name, list(mask.shape), f"masks of shape [M, {sizes[name]}]")
-            if soft is None and not bool(((mask == 0) | (mask == 1)).all()):
-                raise BadOption(name, "other values", "0 or 1; for those between, engine.slopes")
-            if not bool(((mask >= 0) & (mask <= 1)).all()):
-                raise BadOption(name, "other values", "masks with values from 0 to 1")
+            if mask.ndim != 2 or mask.shape[1] != size or len(mask) == 0:
+                raise BadOption(name, list(mask.shape), f"masks of shape [M, {size}]")
+            valid = (mask >= 0) & (mask <= 1) if soft else (mask == 0) | (mask == 1)
+            if not bool(valid.all()):
+                expected = "masks of 0 and 1; engine.slopes takes values from 0 to 1"
+                raise BadOption(name, "other values", expected)
             sent[name] = mask.detach().cpu().to(soft or torch.bool)
         counts = {len(mask) for mask in sent.values()} - {1}
         if len(counts) > 1:
             expected = "as many heads, text and image masks, or one that serves all"
             raise BadOption("masks", sorted(counts), expected)
-        sent["heads"] = sent["heads"].unflatten(1, grid)
+        sent["heads"] = sent["heads"].unflatten(1, (self.lvlm.n_layers, self.lvlm.n_heads))
         return Masks(**sent)
 
     @torch.no_grad()
@@ -314,7 +315,8 @@ class MaskedRows:
                 choose = choose[:, -self.n_words :]
             q, scale = step.q, step.block.scale
             bias = cache.bias(step.block, rows=q.shape[2])
-            image = cache.read_image(index, q, mixed, scale=scale, bias=bias)
+            every = q if sent.image is None else q.expand(max(len(q), len(sent.image)), -1, -1, -1)
+            image = cache.read_image(index, every, mixed, scale=scale, bias=bias)
             average = read_shared(q, *cache.average_bank[index], scale=scale, bias=bias)
             choose = choose.expand(-1, q.shape[2], -1).contiguous()
             own = {"scale": scale, "keep": cache.own_keep(q.shape[2])}
@@ -484,14 +486,7 @@ def _sequence(
         return image, lvlm.next_token(image) if answer is None else int(answer[0])
     if question is None:
         raise BadOption("question", question, "a question about the image")
-    if answer is not None:
-        ids = lvlm.answer_ids(image, question, answer)
-    else:
-        prompt = lvlm.prompt(image, question)
-        if position == 0:  # also where the model would say nothing
-            return prompt, lvlm.next_token(prompt)
-        ids = lvlm.speak(prompt, position + 1)
+    ids = lvlm.answer_ids(image, question, answer, position + 1)
     if position >= len(ids):
-        whose = "the model's own answer" if answer is None else f"the answer {answer!r}"
-        raise BadOption("position", position, f"below {len(ids)}, the number of tokens in {whose}")
+        raise BadOption("position", position, f"below {len(ids)}, the number of tokens said")
     return lvlm.prompt(image, question, ids[:position] or None), ids[position]
