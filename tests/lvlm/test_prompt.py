@@ -56,7 +56,7 @@ def test_sequences_that_cannot_be_traced():
         lvlm.read({**inputs, "input_ids": ids.masked_fill(ids == token, 5)})
     with pytest.raises(BadInput, match="ends with the image"):
         lvlm.read({name: t[:, :17] if name != "pixel_values" else t for name, t in inputs.items()})
-    with pytest.raises(BadInput, match="2 sequences"):
+    with pytest.raises(BadInput, match=r"input_ids .2, "):
         lvlm.read({name: torch.cat([t, t]) for name, t in inputs.items()})
     wide = scene("qwen2_vl")
     with pytest.raises(UnsupportedModel, match="8 image tokens are not known"):
@@ -71,7 +71,7 @@ def test_padding_is_refused_in_words():
     inputs = dict(scene("llava").engine.prompt.inputs)
     mask = inputs["attention_mask"].clone()
     mask[:, 0] = 0
-    with pytest.raises(BadInput, match=r"1 tokens of padding.*without padding"):
+    with pytest.raises(BadInput, match=r"with padding.*without padding"):
         scene("llava").lvlm.read({**inputs, "attention_mask": mask})
 
 

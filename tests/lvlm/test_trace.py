@@ -169,7 +169,7 @@ def test_a_trace_is_saved_with_what_was_asked(traced, tmp_path):
     expected |= {f"completeness.{name}": c.completeness for name, c in trace.curves.items()}
     tokens = trace.tokens
     expected |= {f"tokens.{n}": getattr(tokens, n) for n in ("deltas", "rows", "weighted")}
-    for name in ("coefficients", "standard_error"):
+    for name in ("coefficients", "standard_error", "unseen"):
         expected[f"tokens.{name}"] = getattr(tokens.attribution, name)
     assert saved.keys() == expected.keys()
     assert all(torch.equal(saved[name], value) for name, value in expected.items())

@@ -431,13 +431,12 @@ def attribute_tokens(
     if text is not None and not bool(text.any()):
         raise BadOption("text", "no row", "at least one text row that may see the image")
     sampling = Sampling.of(how, masks, p, seed)
-    seeing = (_one_mask(heads), _one_mask(text))
-    response = _substantial(engine, float(engine.evaluate(*seeing)[0]))
+    response = _substantial(engine, float(engine.evaluate(heads, text)[0]))
     drawn = sampling.draw(engine.n_image)
     slopes = None
     if sampling.slopes:
-        slopes = engine.slopes(*seeing, sampling.softened(drawn), of="image")[1] / response
-    responses = engine.evaluate(*seeing, drawn) / response
+        slopes = engine.slopes(heads, text, sampling.softened(drawn), of="image")[1] / response
+    responses = engine.evaluate(heads, text, drawn) / response
     found = estimate(drawn, responses, slopes, seed=seed, device=engine.lvlm.device)
     facts = {
         "heads": None if heads is None else int(heads.sum()),
@@ -456,7 +455,7 @@ def text_effects(engine: MaskEngine, heads: Tensor | None = None) -> Tensor:
     whole = torch.ones(1, engine.n_text, dtype=torch.bool)
     all_but_one = ~torch.eye(engine.n_text, dtype=torch.bool)
     masks = torch.cat([whole, all_but_one])
-    responses = engine.evaluate(heads=_one_mask(heads), text=masks).double().cpu()
+    responses = engine.evaluate(heads=heads, text=masks).double().cpu()
     return 1 - responses[1:] / _substantial(engine, float(responses[0]))
 
 
@@ -470,7 +469,7 @@ def kept_rows(deltas: Tensor) -> Tensor:
 def sufficiency(engine: MaskEngine, heads: Tensor | None, text: Tensor) -> float:
     """F(x*, u*) / F(x*): how much of the effect the kept text rows [T] carry alone."""
     both = torch.stack([torch.ones_like(text, dtype=torch.bool), text.bool()])
-    whole, part = engine.evaluate(heads=_one_mask(heads), text=both).double().tolist()
+    whole, part = engine.evaluate(heads=heads, text=both).double().tolist()
     return part / _substantial(engine, whole)
 
 
@@ -483,11 +482,6 @@ def weighted_attention(
     by_head = (coefficients.flatten() * heads.flatten()).to(attention)
     weights = (deltas * rows).to(attention)
     return torch.einsum("h,t,htn->n", by_head, weights, attention).cpu()
-
-
-def _one_mask(mask: Tensor | None) -> Tensor | None:
-    """One mask that serves all."""
-    return None if mask is None else mask.reshape(1, -1)
 
 
 def _substantial(engine: MaskEngine, response: float) -> float:
@@ -583,18 +577,15 @@ class AnswerTrace(Result):
 
     def save(self, folder: str | Path) -> Path:
         """Write `trace.safetensors` and `trace.json`."""
-        tensors = {"coefficients": self.heads.coefficients, "unseen": self.heads.unseen}
-        tensors |= {"standard_error": self.heads.standard_error, "chosen": self.chosen}
-        tensors |= {"attention": self.attention, "causal": self.causal}
-        for name, curves in self.curves.items():
-            tensors[f"faithfulness.{name}"] = curves.faithfulness
-            tensors[f"completeness.{name}"] = curves.completeness
+        parts = [("", self), ("", self.heads)]
         if self.tokens is not None:
-            found = self.tokens.attribution
-            tensors |= {"tokens.coefficients": found.coefficients, "tokens.rows": self.tokens.rows}
-            tensors |= {"tokens.standard_error": found.standard_error}
-            tensors |= {"tokens.weighted": self.tokens.weighted}
-            tensors |= {"tokens.deltas": self.tokens.deltas}
+            parts += [("tokens.", self.tokens), ("tokens.", self.tokens.attribution)]
+        tensors = {}
+        for prefix, part in parts:
+            own = {name: x for name, x in vars(part).items() if isinstance(x, Tensor)}
+            tensors |= {prefix + name: x for name, x in own.items()}
+        for name, curves in self.curves.items():
+            tensors |= {f"{kind}.{name}": rows for kind, rows in vars(curves).items()}
         card = {"numbers": self.numbers(), "protocol": self.heads.protocol}
         return save_result(folder, "trace", tensors, card)
 

@@ -111,24 +111,6 @@ class HeadActivations:
         return wide(decoder.head(decoder.norm(mixed[:, :1] - mixed[:, 1:])))[0, 0]
 
 
-@torch.no_grad()
-def head_activations(lvlm: LVLM, cache: PrefixCache) -> HeadActivations:
-    """Run the text rows of the intact model and keep what its heads do."""
-    everything = cache.at.take(torch.cat([cache.keys_at.index, cache.at.index]))
-    attention, outputs = [], []
-    for step in walk(lvlm, cache.states, cache.at):
-        k, v = (
-            torch.cat(both, dim=2)
-            for both in zip(cache.image_bank[step.index], (step.k, step.v), strict=True)
-        )
-        bank = Bank(k, v, bias=step.block.bias(cache.at, everything))
-        weights = attention_weights(step.q, bank, scale=step.block.scale)  # [1, H, T, K]
-        attention.append(weights[0, :, :, cache.image])
-        step.o, _ = attend(step.q, [bank], scale=step.block.scale)
-        outputs.append(step.o[0, -1])
-    return HeadActivations(lvlm, torch.stack(attention), torch.stack(outputs))
-
-
 class MaskedRows:
     """The last text rows of a prompt, each before one of W tokens that it predicts."""
 
@@ -182,7 +164,27 @@ class MaskedRows:
     @torch.no_grad()
     def activations(self) -> HeadActivations:
         """What every head of the intact model does at every text row."""
-        return head_activations(self.lvlm, self.cache)
+        cache = self.cache
+        everything = cache.at.take(torch.cat([cache.keys_at.index, cache.at.index]))
+        attention, outputs = [], []
+        for step in walk(self.lvlm, cache.states, cache.at):
+            k, v = (
+                torch.cat(both, dim=2)
+                for both in zip(cache.image_bank[step.index], (step.k, step.v), strict=True)
+            )
+            bank = Bank(k, v, bias=step.block.bias(cache.at, everything))
+            weights = attention_weights(step.q, bank, scale=step.block.scale)  # [1, H, T, K]
+            attention.append(weights[0, :, :, cache.image])
+            step.o, _ = attend(step.q, [bank], scale=step.block.scale)
+            outputs.append(step.o[0, -1])
+        return HeadActivations(self.lvlm, torch.stack(attention), torch.stack(outputs))
+
+    def adjusted(
+        self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
+    ) -> Tensor:
+        """a [M, W] of masks heads [M, L*H], text [M, T] and image [M, N], of which one row serves
+        all: each word's logit less the vocabulary's mean, in float32 or float64."""
+        return self._answers(self._masks(heads, text, image))
 
     def _ends(self) -> Tensor:
         """[2, P]: masks in which no head sees the image, and in which all do."""
@@ -208,6 +210,7 @@ class MaskedRows:
         ):
             if mask is None:
                 continue
+            mask = torch.atleast_2d(mask)
             if mask.ndim != 2 or mask.shape[1] != size or len(mask) == 0:
                 raise BadOption(name, list(mask.shape), f"masks of shape [M, {size}]")
             valid = (mask >= 0) & (mask <= 1) if soft else (mask == 0) | (mask == 1)
@@ -443,7 +446,7 @@ class MaskEngine(MaskedRows):
         self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
     ) -> Tensor:
         """a [M]: the answer's logit less the vocabulary's mean, in float32 or float64."""
-        return self._answers(self._masks(heads, text, image))[:, 0]
+        return super().adjusted(heads, text, image)[:, 0]
 
     def slopes(
         self,
@@ -483,7 +486,7 @@ def _sequence(
         if isinstance(answer, str) or (answer is not None and len(answer) != 1) or position:
             expected = "None or one token id with a Prompt, which holds everything said before it"
             raise BadOption("answer", answer, expected)
-        return image, lvlm.next_token(image) if answer is None else int(answer[0])
+        return image, int(lvlm.next_logits(image).argmax() if answer is None else answer[0])
     if question is None:
         raise BadOption("question", question, "a question about the image")
     ids = lvlm.answer_ids(image, question, answer, position + 1)

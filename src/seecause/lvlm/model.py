@@ -175,10 +175,6 @@ class LVLM:
         """[V]: the native model's logits of the next token."""
         return self.module(**prompt.inputs, use_cache=False, logits_to_keep=1).logits[0, -1]
 
-    def next_token(self, prompt: Prompt) -> int:
-        """The likeliest next token."""
-        return int(self.next_logits(prompt).argmax())
-
     @torch.no_grad()
     def readout(self, token: int) -> Tensor:
         """[D]: its dot product with a normed state is the token's logit less the mean logit of the

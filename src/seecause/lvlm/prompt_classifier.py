@@ -200,12 +200,9 @@ def _query(
     sequences: Sequence[tuple[int, ...]],
 ) -> ClassQuery:
     """`read`: row and word of everything that is read."""
-    rows = sorted({row for row, _ in read})
-    places = torch.tensor([rows.index(row) for row, _ in read])
-    words = torch.tensor([word for _, word in read])
-    return ClassQuery(
-        by, question, tree, torch.tensor(rows), places, words, share, tuple(sequences)
-    )
+    every, words = torch.tensor(read).T
+    rows, places = every.unique(return_inverse=True)
+    return ClassQuery(by, question, tree, rows, places, words, share, tuple(sequences))
 
 
 # The view.
@@ -262,8 +259,8 @@ class PromptClassifier(VisionModel):
         """A digest of the weights, the question, the classes and the gates."""
         key, query = self.state_key(), self.query
         if self.memo.get("fingerprint", (None,))[0] != key:
-            read = [tensor.tolist() for tensor in (query.rows, query.places, query.tokens)]
-            asked = (query.by, query.question, self.classes, query.sequences, read, self.merged)
+            words = query.tokens.tolist()
+            asked = (query.by, query.question, self.classes, query.sequences, words, self.merged)
             decides = repr((asked, self._gate_values()))
             self.memo["fingerprint"] = (key, digest(self.lvlm.fingerprint(), decides))
         return self.memo["fingerprint"][1]
@@ -458,15 +455,13 @@ def _native(lvlm: LVLM, query: ClassQuery, images: Tensor, count: int) -> Tensor
     """Logits of classes by the native forward, one of the first `count` sequences at a time."""
     shape = (len(images), len(query.rows), lvlm.decoder.head.out_features)
     logits = torch.zeros(shape, dtype=lvlm.dtype, device=lvlm.device)
-    place_of = {int(row): place for place, row in enumerate(query.rows)}
     for number, sequence in enumerate(query.sequences[:count]):
         ids = torch.tensor([sequence], device=lvlm.device).expand(len(images), -1)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": images}
         native = lvlm.module(**inputs, use_cache=False).logits
-        for place in range(len(sequence)):
-            row = query.tree.row(number, place)
-            if row in place_of:
-                logits[:, place_of[row]] = native[:, place]
+        rows = torch.tensor([query.tree.row(number, place) for place in range(len(sequence))])
+        read = torch.isin(rows, query.rows)
+        logits[:, torch.searchsorted(query.rows, rows[read])] = native[:, read]
     scores = query.scores(logits)
     return scores if query.share is None else scores[:, :count]
 

@@ -44,10 +44,6 @@ from seecause.types import wide
 LENGTH = 24  # tokens of an answer, at most
 LEAST_SLOPES = 16  # masks at which each word is differentiated, at least
 MOVED = 0.7  # nats: the image makes the word twice as likely, or half
-TENSORS = (
-    *("log_seen", "log_unseen", "spans", "heads", "heads_error"),
-    *("image", "image_error", "heads_r2", "image_r2"),
-)
 Source = Literal["picture", "unlooked", "against"]
 
 
@@ -88,12 +84,6 @@ class AnswerEngine(MaskedRows):
     def pieces(self) -> tuple[str, ...]:
         """The explained tokens."""
         return self.lvlm.pieces(torch.tensor(self.targets))
-
-    def adjusted(
-        self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
-    ) -> Tensor:
-        """a [M, W]: each word's logit less the vocabulary's mean, for masks of `MaskEngine`."""
-        return self._answers(self._masks(heads, text, image))
 
     def logits(
         self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
@@ -178,7 +168,7 @@ class AnswerWords(Result):
     def save(self, folder: str | Path) -> Path:
         """Write `words.safetensors` and `words.json`."""
         card = {"pieces": self.pieces, "instead": self.instead, "sources": self.sources()}
-        tensors = {name: getattr(self, name) for name in TENSORS}
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         return save_result(folder, "words", tensors, {**card, "protocol": self.protocol})
 
 
