@@ -100,10 +100,10 @@ def run_model(
     prompts, read = clock(lambda: [lvlm.read(inputs(1 + i)) for i in range(calibration)], where)
     bank, banked = clock(lambda: bank_of_prompts(lvlm, prompts), where)
     engine, ready = clock(
-        lambda: MaskEngine(lvlm, lvlm.read(inputs(0)), None, bank, floor=None, block_size=block),
+        lambda: MaskEngine(lvlm, lvlm.read(inputs(0)), None, bank, floor=None),
         where,
     )
-    t, n = engine.n_text, engine.n_image
+    engine.block_size, t, n = block, engine.n_text, engine.n_image
     print(
         f"## {name}: {lvlm.n_layers} x {lvlm.n_heads} heads, {engine.prompt.image.start} + {n} +"
         f" {t} tokens (before, image, text)\n"

@@ -120,14 +120,10 @@ def test_what_cannot_be_asked_is_refused(tmp_path):
     behind = sc.lvlm.wrap(view.module, view.processor, template=after, check=False)
     bare = sc.lvlm.wrap(view.module, template="{image} {question}", check=False)
     other = sc.lvlm.wrap(tiled.module, tiled.processor)
-    wide, ask = replace(model.preprocess, size=(32, 40)), sc.lvlm.classifier
+    ask = sc.lvlm.classifier
     labels = {"question": QUESTION, "by": "label_token"}
     cases = {
         "a model wrapped with it": (BadOption, lambda: ask(bare, NAMES, question=QUESTION)),
-        "the size that the vision tower takes, .32, 32.": (
-            BadOption,
-            lambda: ask(view, NAMES, question=QUESTION, preprocess=wide),
-        ),
         "^an empty question": (BadInput, lambda: ask(view, NAMES, question=" ")),
         "two different names": (BadOption, lambda: ask(view, ["cat"])),
         "by=": (BadOption, lambda: ask(view, NAMES, by="guess")),

@@ -138,18 +138,14 @@ def test_classes_are_asked_for_in_the_models_own_template():
     assert list(model.query.sequences[1]) == [*alone, *words("llava", "red")]
 
 
-def test_pictures_may_be_prepared_in_another_way_but_not_padded(monkeypatch):
+def test_images_that_a_processor_pads_are_refused(monkeypatch):
     view = lvlm("llava")
-    own = replace(asked("llava").preprocess, mean=(0.1, 0.2, 0.3))
-    model = sc.lvlm.classifier(view, NAMES, question=QUESTION, preprocess=own, check=False)
-    assert model.preprocess is own
     padded = json.dumps(
         {**json.loads(view.processor.image_processor.to_json_string()), "do_pad": 1}
     )
     monkeypatch.setattr(type(view.processor.image_processor), "to_json_string", lambda self: padded)
     with pytest.raises(UnsupportedModel, match="pads images to a square"):
         sc.lvlm.classifier(view, NAMES, question=QUESTION)
-    assert sc.lvlm.classifier(view, NAMES, question=QUESTION, preprocess=own).preprocess is own
 
 
 def test_pictures_have_the_size_of_the_tower_whatever_the_processor_says(monkeypatch):

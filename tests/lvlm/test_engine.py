@@ -116,9 +116,8 @@ def test_a_mask_counts_alone():
         some(21, here.engine.n_text),
         some(21, here.engine.n_image),
     )
-    small = MaskEngine(
-        here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], floor=None, block_size=4
-    )
+    small = MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], floor=None)
+    small.block_size = 4
     order = torch.randperm(21)
     for given in ((heads,), (heads, text), (heads, text, image), (None, None, image)):
         whole = here.engine.evaluate(*given)
@@ -309,9 +308,8 @@ def test_the_end_of_an_answer_is_no_word(monkeypatch):
 
 def test_running_out_of_memory_halves_the_block_and_goes_on(monkeypatch):
     here = scene("llava")
-    engine = MaskEngine(
-        here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], floor=None, block_size=16
-    )
+    engine = MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], floor=None)
+    engine.block_size = 16
     heads = some(40, 16)
     expected, inner, widths = engine.adjusted(heads), engine._run, []
 

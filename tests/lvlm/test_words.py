@@ -217,8 +217,6 @@ def test_what_is_no_bank_question_answer_or_image_is_refused():
             engine(here.lvlm, "cat.jpg", QUESTION, here.bank)
         with pytest.raises(BadOption, match="at least one token"):
             engine(here.lvlm, image, QUESTION, here.bank, answer=[])
-        with pytest.raises(BadOption, match="block_size=0"):
-            engine(here.lvlm, image, QUESTION, here.bank, block_size=0)
     with pytest.raises(BadOption, match="length=0"):
         AnswerEngine(here.lvlm, image, QUESTION, here.bank, length=0)
     with pytest.raises(BadOption, match="images="):

@@ -88,8 +88,6 @@ class Asked:
         """The image and the model."""
         from seecause.data.images import open_image
 
-        if not self.question.strip():
-            raise BadOption("--question", self.question, "a question about the image")
         picture = open_image(image)
         if self.knows_critters and not output.quiet:
             warn_outside(self.model, [image], suggest="hf:llava-hf/llava-1.5-7b-hf")
@@ -286,16 +284,14 @@ def edit(
         raise BadOption("--heads", heads, "pairs of layer and head, such as (0, 4), (1, 1)")
     if blind:
         asked.check()
-    with output.progress("generating", 2) as progress:
+    with loading(asked.model, quiet=output.quiet):
         picture, lvlm = asked.open(image, output)
         average = asked.average(lvlm) if blind else None
         other = None if redirect is None else open_image(redirect)
-        prompt = lvlm.prompt(picture, asked.question)
-        before = lvlm.speak(prompt, length)
-        progress(1)
-        with edited_heads(lvlm, pairs, blind=average, redirect=other, image=picture):
-            after = lvlm.speak(prompt, length)
-        progress(1)
+    prompt = lvlm.prompt(picture, asked.question)
+    before = lvlm.speak(prompt, length)
+    with edited_heads(lvlm, pairs, blind=average, redirect=other, image=picture):
+        after = lvlm.speak(prompt, length)
     decode = lvlm.processor.tokenizer.decode
     facts = {"command": "lvlm edit", "image": image, **asdict(asked), "heads": pairs}
     facts |= {"blind": blind, "redirect": redirect, "model_fingerprint": lvlm.fingerprint()}

@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -42,7 +41,7 @@ from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt
 from seecause.models.decoder import sees_all_before
 from seecause.models.eval_mode import check_eval_mode
-from seecause.options import Count, Limit, checked
+from seecause.options import Limit, checked
 from seecause.types import wide, wide_dtype
 
 # masks at once, when all text rows run; more is not faster, and thousands divide evenly
@@ -78,8 +77,8 @@ class Masks:
         """[M]: masks that agree in the first blocks come together."""
         if len(self.heads) == 1:
             return torch.arange(len(self))
-        packed = np.packbits(self.heads.flatten(1).numpy(), axis=1)
-        return torch.from_numpy(np.lexsort(packed.T[::-1]))
+        _, alike = self.heads.flatten(1).unique(dim=0, return_inverse=True)
+        return alike.argsort(stable=True)
 
     def shared_layers(self) -> int:
         """How many of the first blocks give every mask the same states: the heads agree, and no row
@@ -122,12 +121,12 @@ class MaskedRows:
         bank: MeanBank,
         image: Image.Image | None,
         targets: list[int],
-        block_size: int | None,
     ):
         self.lvlm, self.prompt, self.question = lvlm, prompt, question
         self.n_words, self.n_text, self.n_image = len(targets), prompt.n_text, prompt.n_image
         self.n_components = lvlm.n_layers * lvlm.n_heads  # L * H, layer by layer
-        self.block_size, self.bank_images = block_size, len(bank)
+        self.bank_images = len(bank)
+        self.block_size: int | None = None  # how many masks run at once; None: as the memory holds
         self.cache = prefix_cache(lvlm.decoder, prompt, *bank.means(lvlm, prompt, image))
         self._later_cache: PrefixCache | None = None  # from a later text row on, for the next call
         self._differentiable = False  # not checked yet
@@ -386,7 +385,6 @@ class MaskEngine(MaskedRows):
         answer: Text or token ids; None: the model's own answer.
         position: Which token of the answer is explained; those before it are taken as said.
         floor: The least effect of the image towards the answer, in logits; None: any effect.
-        block_size: How many masks run at once; None: as many as the memory holds.
 
     Raises:
         BadInput: If the image moves the answer by less than `floor`.
@@ -413,11 +411,10 @@ class MaskEngine(MaskedRows):
         answer: str | Sequence[int] | None = None,
         position: Place = 0,
         floor: float | None = 1.0,
-        block_size: Count | None = None,
     ):
         prompt, self.target = _sequence(lvlm, image, question, answer, position)
         shown = image if isinstance(image, Image.Image) else None
-        super().__init__(lvlm, prompt, question, bank, shown, [self.target], block_size)
+        super().__init__(lvlm, prompt, question, bank, shown, [self.target])
         self.position, self.floor = position, floor
         ends = self.adjusted(self._ends())
         self.ablated, self.intact = (float(a) for a in ends)  # a(0), a(1)

@@ -324,7 +324,6 @@ def classifier(
     *,
     question: str = "What is in the picture?",
     by: By = "name_ll",
-    preprocess: Preprocess | None = None,
     check: bool = True,
 ) -> PromptClassifier:
     """Make a classifier of LLaVA-1.5 or InternVL; other families tile or pack their images.
@@ -335,7 +334,6 @@ def classifier(
         question: What is asked about the image.
         by: "name_ll" reads the mean log-likelihood of each name's tokens; "label_token" lists the
             classes and reads the letter.
-        preprocess: In place of what the processor does to images, except for their size.
         check: Whether to compare its logits with those of native runs.
 
     Returns:
@@ -357,7 +355,7 @@ def classifier(
         reason = "its image tokens read the question, so one run cannot serve several questions"
         raise UnsupportedModel(lvlm.name, reason, "use LLaVA-1.5 or InternVL")
     tower = vision_tower(lvlm.module)
-    frame = _frame(lvlm, tower, preprocess)
+    frame = _frame(lvlm, tower)
     height, width = frame.size
     blank = Image.new("RGB", (width, height))
 
@@ -466,20 +464,15 @@ def _native(lvlm: LVLM, query: ClassQuery, images: Tensor, count: int) -> Tensor
     return scores if query.share is None else scores[:, :count]
 
 
-def _frame(lvlm: LVLM, tower: VisionTower, preprocess: Preprocess | None) -> Preprocess:
-    """`preprocess`, or what the processor does to images, as one tile of the tower's size."""
+def _frame(lvlm: LVLM, tower: VisionTower) -> Preprocess:
+    """What the processor does to images, as one tile of the tower's size."""
     if lvlm.processor is None:
         raise BadOption("processor", None, "a model wrapped with it: wrap(module, processor)")
-    if preprocess is not None:
-        if preprocess.size != tower.size:
-            expected = f"images of the size that the vision tower takes, {tower.size}"
-            raise BadOption("preprocess", f"size {preprocess.size}", expected)
-        return preprocess
     config = json.loads(lvlm.processor.image_processor.to_json_string())
     if config.get("do_pad"):
         raise UnsupportedModel(
             lvlm.name,
             "its processor pads images to a square",
-            "give preprocess= for images that need no padding",
+            "set lvlm.processor.image_processor.do_pad = False, and crop images instead",
         )
     return replace(preprocess_from_processor(config), size=tower.size)

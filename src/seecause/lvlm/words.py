@@ -57,7 +57,6 @@ class AnswerEngine(MaskedRows):
         bank: The average image, returned by `sc.lvlm.make_bank`.
         answer: Text or token ids; None: the model's own answer.
         length: The most tokens of the model's own answer.
-        block_size: How many masks run at once; None: as many as the memory holds.
     """
 
     @checked
@@ -71,11 +70,10 @@ class AnswerEngine(MaskedRows):
         *,
         answer: str | Sequence[int] | None = None,
         length: Count = LENGTH,
-        block_size: Count | None = None,
     ):
         self.targets = lvlm.answer_ids(image, question, answer, length)
         prompt = lvlm.prompt(image, question, self.targets[:-1] or None)
-        super().__init__(lvlm, prompt, question, bank, image, self.targets, block_size)
+        super().__init__(lvlm, prompt, question, bank, image, self.targets)
         both = self.logits(self._ends()).double().log_softmax(dim=-1)
         self.unseen, self.seen = both.cpu()  # [W, V] each
         self.ablated, self.intact = self.adjusted(self._ends())  # a(0), a(1), [W] each
