@@ -666,10 +666,9 @@ def trace_answer(
     ranked = [x.flatten().argsort(descending=True, stable=True) for x in (causal, attention)]
     orders = torch.stack([*ranked, *random_orders(engine, ORDERS, seed=seed)])
     others = scan(engine, orders, points=POINTS)
+    rows = {"causal": slice(0, 1), "attention": slice(1, 2), "random": slice(2, None)}
     curves = {"hear": scan(engine, heads.order())}
-    for name, rows in (("causal", slice(0, 1)), ("attention", slice(1, 2))):
-        curves[name] = others.rows(rows)
-    curves["random"] = others.rows(slice(2, None))
+    curves |= {name: others.rows(mine) for name, mine in rows.items()}
     chosen = heads.mask(int(curves["hear"].enough()[0]))
     traced = None
     if tokens:

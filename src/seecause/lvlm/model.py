@@ -52,7 +52,7 @@ from seecause.options import checked
 from seecause.types import wide_dtype
 
 Head = tuple[int, int]  # (layer, head), both from 0
-_SAMPLED = 1024  # values of each weight that the fingerprint reads
+_SAMPLED = 1024  # values of each weight that the fingerprint reads, or more
 _SIDE = (224, 320)  # height and width of the noise image that a view is verified with
 LIBRARIES = ("builtin", "hf")
 CALIBRATION = 100  # images
@@ -114,11 +114,9 @@ class LVLM:
     ) -> Prompt:
         """The sequence for an image and a question; `answer`, text or token ids, is appended as if
         already said."""
-        text, inputs = self._native(image, question)
+        _, inputs = self._native(image, question)
         if answer is not None:
-            ids = answer
-            if isinstance(answer, str):
-                ids = prompts.answer_ids(self, image, text, answer)
+            ids = self.answer_ids(image, question, answer)
             inputs = prompts.extended(inputs, ids, token_type=int(self.decoder.reads_prefix))
         return prompts.read(self, inputs, size=(image.height, image.width))
 
@@ -163,10 +161,8 @@ class LVLM:
         fewer where it ends before (the end token is left out)."""
         with decoder.NATIVE_RUN, _plain_generation(self.module):
             sequence = self.module.generate(**prompt.inputs, max_new_tokens=length)
-        ids, ends = (
-            sequence[0, len(prompt.ids) :].tolist(),
-            self.module.generation_config.eos_token_id,
-        )
+        ids = sequence[0, len(prompt.ids) :].tolist()
+        ends = self.module.generation_config.eos_token_id
         ends = ends if isinstance(ends, list) else [ends]
         return ids[:-1] if ids and ids[-1] in ends else ids
 
@@ -212,9 +208,9 @@ class LVLM:
         named = list(self.module.named_parameters())
         state = weights_key(tensor for _, tensor in named)
         if self._named is None or self._named[0] != state:
-            sampled = [
-                _some_values(tensor.detach()).to(self.device).double() for _, tensor in named
-            ]
+            # an odd step comes by every head
+            sampled = [x.detach().flatten()[:: x.numel() // _SAMPLED | 1] for _, x in named]
+            sampled = [values.to(self.device).double() for values in sampled]
             shapes = repr([(name, list(tensor.shape)) for name, tensor in named])
             self._named = (state, digest(shapes, torch.cat(sampled).cpu().numpy().tobytes()))
         return self._named[1]
@@ -233,15 +229,6 @@ def _plain_generation(module: Any) -> Iterator[None]:
         yield
     finally:
         module.generation_config = own
-
-
-def _some_values(values: Tensor) -> Tensor:
-    """All values of a small tensor, else some at fixed random places."""
-    if values.numel() <= _SAMPLED:
-        return values.flatten()
-    generator = torch.Generator().manual_seed(0)
-    places = torch.randint(values.numel(), (_SAMPLED,), generator=generator)
-    return values.flatten()[places.to(values.device)]
 
 
 def wrap(

@@ -30,6 +30,7 @@ import string
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import takewhile
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -81,27 +82,18 @@ class SequenceTree:
         return [replace(block, additive=partial(self._bias, block)) for block in blocks]
 
     def _bias(self, block: Block, rows: At, keys: At) -> Tensor:
-        """The block's own (causal) bias, and -inf between branches: [1, 1|H, R, K]. Blocks with the
-        same bias share one table in each run."""
-        memo_key = ("tree", block.additive)
-        if memo_key not in keys.memo:
-            device = keys.index.device
-            every, branch = keys.take(torch.arange(len(self.ids), device=device)), self.branch
-            own = block.bias(every, every)
-            assert own is not None
-            branch = branch.to(device)
-            hidden = (branch != 0) & (branch != branch[:, None])
-            keys.memo[memo_key] = own.masked_fill(hidden, -torch.inf)  # [1, 1|H, S, S]
-        return keys.memo[memo_key][:, :, rows.index[:, None], keys.index]
+        """The block's own (causal) bias, and -inf between branches: [1, 1|H, R, K]."""
+        own, branch = block.bias(rows, keys), self.branch.to(keys.index.device)
+        assert own is not None
+        theirs = branch[keys.index]
+        hidden = (theirs != 0) & (theirs != branch[rows.index][:, None])
+        return own.masked_fill(hidden, -torch.inf)
 
 
 def sequence_tree(sequences: Sequence[Sequence[int]]) -> SequenceTree:
     """The tree of several sequences of token ids."""
-    trunk = 0
-    for tokens in zip(*sequences, strict=False):
-        if len(set(tokens)) > 1:
-            break
-        trunk += 1
+    shared = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*sequences, strict=False))
+    trunk = len(list(shared))
     ids, positions, branch, starts = list(sequences[0][:trunk]), list(range(trunk)), [0] * trunk, []
     for number, sequence in enumerate(sequences, start=1):
         rest = sequence[trunk:]
