@@ -253,7 +253,7 @@ def test_bad_masks_and_weak_answers_are_refused():
                 here.lvlm, here.engine.prompt, None, here.bank, answer=[against], floor=floor
             )
     asked = (here.lvlm, photo(here.native.size), QUESTION, here.bank)
-    for position, expected in ((1, "below 1, the number"), (-1, "from 0 on")):
+    for position, expected in ((1, "below 1, the number"), (-1, "at least 0")):
         with pytest.raises(BadOption, match=f"position={position} .*{expected}"):
             MaskEngine(*asked, answer="cat", position=position)
     seeing = [here.lvlm, here.engine.prompt, None, here.bank]

@@ -122,7 +122,7 @@ def test_a_model_is_loaded_as_asked_for(monkeypatch, tmp_path):
     with pytest.raises(BadOption, match=r"device='nowhere'.*expected cpu"):
         model.load("hf:some/name", device="nowhere")
     for spec in ("hf:", "elsewhere:x"):
-        with pytest.raises(UnknownName, match="builtin:NAME"):
+        with pytest.raises(UnknownName, match="hf:NAME"):
             model.load(spec)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from PIL import Image
@@ -41,7 +41,7 @@ from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt
 from seecause.models.decoder import sees_all_before
 from seecause.models.eval_mode import check_eval_mode
-from seecause.options import Limit, checked
+from seecause.options import Whole, checked
 from seecause.types import wide, wide_dtype
 
 # masks at once, when all text rows run; more is not faster, and thousands divide evenly
@@ -49,7 +49,6 @@ MOST = {"cuda": 500, "cpu": 64}
 FEW_IMAGES = 20  # calibration images, below which a page warns
 MaskKind = Literal["heads", "text", "image"]
 Read = Callable[[Tensor], Tensor]  # normed states [B, W, D] -> [B, anything]
-Place = Annotated[int, Limit(lambda place: place >= 0, "a token of the answer, from 0 on")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -409,11 +408,24 @@ class MaskEngine(MaskedRows):
         bank: MeanBank,
         *,
         answer: str | Sequence[int] | None = None,
-        position: Place = 0,
+        position: Whole = 0,
         floor: float | None = 1.0,
     ):
-        prompt, self.target = _sequence(lvlm, image, question, answer, position)
-        shown = image if isinstance(image, Image.Image) else None
+        if isinstance(image, Prompt):
+            if isinstance(answer, str) or (answer is not None and len(answer) != 1) or position:
+                expected = "None or one token id with a Prompt, which holds what was said before it"
+                raise BadOption("answer", answer, expected)
+            prompt, shown = image, None
+            self.target = int(lvlm.next_logits(image).argmax() if answer is None else answer[0])
+        elif question is None:
+            raise BadOption("question", question, "a question about the image")
+        else:
+            ids = lvlm.answer_ids(image, question, answer, position + 1)
+            if position >= len(ids):
+                expected = f"below {len(ids)}, the number of tokens said"
+                raise BadOption("position", position, expected)
+            prompt, shown = lvlm.prompt(image, question, ids[:position] or None), image
+            self.target = ids[position]
         super().__init__(lvlm, prompt, question, bank, shown, [self.target])
         self.position, self.floor = position, floor
         ends = self.adjusted(self._ends())
@@ -469,24 +481,3 @@ class MaskEngine(MaskedRows):
             "position": self.position, "text": list(self.prompt.pieces), "floor": self.floor,
             "intact": self.intact, "ablated": self.ablated,
         }  # fmt: skip
-
-
-def _sequence(
-    lvlm: LVLM,
-    image: Image.Image | Prompt,
-    question: str | None,
-    answer: str | Sequence[int] | None,
-    position: int,
-) -> tuple[Prompt, int]:
-    """The prompt, with the answer's tokens before `position` appended; and the one to explain."""
-    if isinstance(image, Prompt):
-        if isinstance(answer, str) or (answer is not None and len(answer) != 1) or position:
-            expected = "None or one token id with a Prompt, which holds everything said before it"
-            raise BadOption("answer", answer, expected)
-        return image, int(lvlm.next_logits(image).argmax() if answer is None else answer[0])
-    if question is None:
-        raise BadOption("question", question, "a question about the image")
-    ids = lvlm.answer_ids(image, question, answer, position + 1)
-    if position >= len(ids):
-        raise BadOption("position", position, f"below {len(ids)}, the number of tokens said")
-    return lvlm.prompt(image, question, ids[:position] or None), ids[position]

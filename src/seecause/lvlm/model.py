@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from seecause.engine.verify import TOLERANCE, Probe, compare, listening, need_finite
 from seecause.engine.walk import walk
-from seecause.errors import BadInput, BadOption, DataMissing, UnknownName, ViewMismatch
+from seecause.errors import BadInput, BadOption, UnknownName, ViewMismatch
 from seecause.files import digest
 from seecause.lvlm import prompt as prompts
 from seecause.lvlm.cache import (
@@ -54,7 +54,6 @@ from seecause.types import wide_dtype
 Head = tuple[int, int]  # (layer, head), both from 0
 _SAMPLED = 1024  # values of each weight that the fingerprint reads, or more
 _SIDE = (224, 320)  # height and width of the noise image that a view is verified with
-LIBRARIES = ("builtin", "hf")
 CALIBRATION = 100  # images
 _START = 1 << 30  # far from any image of Critters that a model is trained or tested on
 
@@ -318,21 +317,15 @@ def load(
         >>> lvlm.n_layers, lvlm.n_heads, prompt.n_image
         (6, 8, 144)
     """
-    library, _, where = spec.partition(":")
-    if library not in LIBRARIES or not where:
-        if not Path(spec).is_dir():
-            names = [f"{library}:NAME" for library in LIBRARIES]
-            raise UnknownName("vision-language model", spec, names)
-        library, where = "hf", spec
-    if library == "builtin":
-        known = [path.parent.name for path in ZOO.glob("*/config.json")]
-        if where not in known:
-            raise UnknownName("builtin vision-language model", where, known)
-        where = str(ZOO / where)
+    builtin = {f"builtin:{path.parent.name}": path.parent for path in ZOO.glob("*/config.json")}
+    library, _, name = spec.partition(":")
+    where = spec if Path(spec).is_dir() else builtin.get(spec, name if library == "hf" else "")
+    if not where:
+        raise UnknownName("vision-language model", spec, [*builtin, "hf:NAME-OR-FOLDER"])
     parse_device(device)
     kind = parse_dtype(dtype)
-    module, processor = _open(where)
-    default = torch.float32 if library == "builtin" else None  # builtin files hold half precision
+    module, processor = _open(str(where))
+    default = torch.float32 if spec in builtin else None  # builtin files hold half precision
     # quantised weights stay as they are stored, where their library put them
     if getattr(module.config, "quantization_config", None) is not None:
         if dtype is not None:
@@ -361,11 +354,11 @@ def calibration_critters(count: int = CALIBRATION, *, size: int = 96) -> list[Im
     from seecause.critters.rendering import STYLES
     from seecause.data.images import to_pil
 
-    styles = STYLES
     latents = critters.draw("balanced", "train", count, start=_START)
+    parts = latents.split(-(-count // len(STYLES)))
     images = [
         critters.render(rows, size=size, style=style).image
-        for style, rows in zip(styles, latents.split(-(-count // len(styles))), strict=False)
+        for style, rows in zip(STYLES, parts, strict=False)
     ]
     return [to_pil(image) for image in torch.cat(images)]
 
@@ -373,19 +366,14 @@ def calibration_critters(count: int = CALIBRATION, *, size: int = 96) -> list[Im
 def _open(where: str) -> tuple[Any, Any]:
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    try:
-        module, processor = fetched(
-            f"hf:{where}",
-            lambda: (
-                pretrained_model(AutoModelForImageTextToText, where, dtype="auto"),
-                pretrained(AutoProcessor, where),
-            ),
-            remedy="give a name or folder of transformers",
-        )
-    except ImportError as lacking:
-        reason = f"what reads its weights is not installed ({' '.join(str(lacking).split())})"
-        remedy = "Install it, or give the model in float32 or half precision"
-        raise DataMissing(f"hf:{where}", reason, remedy) from lacking
+    module, processor = fetched(
+        f"hf:{where}",
+        lambda: (
+            pretrained_model(AutoModelForImageTextToText, where, dtype="auto"),
+            pretrained(AutoProcessor, where),
+        ),
+        remedy="give a name or folder of transformers, and install what reads its weights",
+    )
     readers = getattr(module.config.text_config, "image_readers", None)
     return (decoder.restrict(module) if readers else module), processor
 

@@ -163,23 +163,24 @@ def ask_labels(
     """A list of options, and the likeliest letter, in several orders of the options."""
     letters = string.ascii_uppercase[: len(classes)]
     sequences, words = [], []
-    for turn in range(min(ORDERS, len(classes))):
-        shift = turn * len(classes) // min(ORDERS, len(classes))
+    turns = min(ORDERS, len(classes))
+    for turn in range(turns):
+        shift = turn * len(classes) // turns
         listed = [*classes[shift:], *classes[:shift]]
         options = "\n".join(f"{a}. {name}" for a, name in zip(letters, listed, strict=False))
         text = LISTED.format(question=question, options=options)
         sequences.append(tuple(prompt(text)))
         ids = [tuple(tokens(text, letter)) for letter in letters]
-        if len(set(ids)) < len(classes) or any(len(each) != 1 for each in ids):
+        if len(set(ids)) < len(classes) or max(map(len, ids)) > 1:
             raise BadInput(
                 f"{len(classes)} options by letters",
                 "they are not one token each, and different ones",
                 "use by='name_ll', or give fewer classes",
             )
-        words.append([ids[(c - shift) % len(classes)][0] for c in range(len(classes))])
-    tree = sequence_tree(sequences)
-    ends = [tree.row(turn, len(sequence) - 1) for turn, sequence in enumerate(sequences)]
-    read = [(row, word) for row, of_turn in zip(ends, words, strict=True) for word in of_turn]
+        words.append([ids[listed.index(name)][0] for name in classes])
+    tree, read = sequence_tree(sequences), list[tuple[int, int]]()
+    for turn, sequence in enumerate(sequences):
+        read += [(tree.row(turn, len(sequence) - 1), word) for word in words[turn]]
     return _query("label_token", question, tree, read, None, sequences)
 
 
