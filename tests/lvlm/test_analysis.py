@@ -22,10 +22,6 @@ from tests.lvlm.toy import toy_engine
 from tests.reference import hear
 
 
-# transformers' PaliGemma processor with numpy 2
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-# transformers' PaliGemma processor with numpy 2
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.parametrize("family", ["llava_grouped", "qwen3_vl", "paligemma"])
 def test_attention_on_the_image_is_that_of_the_native_model(family):
     here = scene(family)

@@ -15,33 +15,9 @@ from tests.lvlm.classifiers import NAMES, QUESTION, asked, lvlm, pictures
 def test_a_tree_holds_what_sequences_share_once():
     tree = sequence_tree([(1, 2, 3, 4), (1, 2, 5), (1, 2, 3, 6)])
     assert tree.ids.tolist() == [1, 2, 3, 4, 5, 3, 6] and tree.trunk == 2
-    assert tree.positions.tolist() == [0, 1, 2, 3, 2, 2, 3] and tree.branch.tolist() == [
-        0,
-        0,
-        1,
-        1,
-        2,
-        3,
-        3,
-    ]
+    assert tree.positions.tolist() == [0, 1, 2, 3, 2, 2, 3]
+    assert tree.branch.tolist() == [0, 0, 1, 1, 2, 3, 3]
     assert [tree.row(2, place) for place in range(4)] == [0, 1, 5, 6]
-
-
-class Words:
-    """A tokenizer that numbers words as they come; digits of a number are tokens of their own."""
-
-    def __init__(self):
-        self.ids: dict[str, int] = {}
-
-    def split(self, text):
-        words = [part for word in text.split() for part in (word if word.isdigit() else [word])]
-        return [self.ids.setdefault(word, len(self.ids)) for word in words]
-
-    def prompt(self, question):
-        return self.split(f"USER {question} ASSISTANT")
-
-    def tokens(self, question, answer):
-        return self.split(answer)
 
 
 def test_no_pooled_features_stand_for_all_image_tokens():
@@ -59,43 +35,14 @@ def test_branches_hide_from_each_other():
     assert [(row == 0).nonzero()[:, 0].tolist() for row in bias[0, 0]] == seen
 
 
-def test_names_are_read_word_by_word_after_what_they_share():
-    words, names = Words(), ("red cat", "dog", "red big cat")
-    query = ask_names(names, "what ?", words.prompt, words.tokens)
-    before = words.prompt("what ?")
-    red, cat, dog, big = (words.ids[word] for word in ("red", "cat", "dog", "big"))
-    assert query.sequences == ((*before, red), tuple(before), (*before, red, big))
-    assert query.tokens.tolist() == [red, cat, dog, red, big, cat]
-    rows = query.rows[query.places].tolist()  # the last word of the prompt, then each branch
-    end = len(before) - 1
-    assert rows == [end, end + 1, end, end, end + 2, end + 3]
-    assert query.share.sum(dim=1).tolist() == pytest.approx([1 / 2, 1 / 2, 1, *[1 / 3] * 3])
-    assert query.share.argmax(dim=1).tolist() == [0, 0, 1, 2, 2, 2]
-    with pytest.raises(BadInput, match=r"class 'dog  '.*the same tokens"):
-        ask_names(("dog", "dog  "), "what ?", words.prompt, words.tokens)
-
-
-@pytest.mark.parametrize(("count", "shifts"), [(2, [0, 1]), (5, [0, 1, 3])])
-def test_options_are_rotated_evenly(count, shifts):
-    words, names = Words(), ("cat", "dog", "fox", "hen", "pig")[:count]
-    query = ask_labels(names, "what ?", words.prompt, words.tokens)
-    letters = "ABCDE"[:count]
-    ids = [words.ids[letter] for letter in letters]
-    read = query.tokens.reshape(len(shifts), count).tolist()
-    for shift, sequence, of_turn in zip(shifts, query.sequences, read, strict=True):
-        listed = [names[(place + shift) % count] for place in range(count)]
-        options = " ".join(f"{a}. {name}" for a, name in zip(letters, listed, strict=True))
-        text = f"what ? {options} Answer with the letter of the right option."
-        assert list(sequence) == words.prompt(text)
-        assert of_turn == [ids[listed.index(name)] for name in names]  # each class its own label
-
-
-def test_labels_that_are_not_one_token_each_are_refused():
-    words, many = Words(), [f"name{place}" for place in range(27)]
+def test_names_and_labels_that_tokens_cannot_tell_apart_are_refused():
+    many = [f"name{place}" for place in range(27)]
     with pytest.raises(BadInput, match="27 options by letters"):
-        ask_labels(many, "what ?", words.prompt, words.tokens)
+        ask_labels(many, "what ?", lambda q: [1], lambda q, answer: [ord(answer)])
     with pytest.raises(BadInput, match="3 options by letters"):
-        ask_labels(many[:3], "what ?", words.prompt, lambda q, a: [1, 2])
+        ask_labels(many[:3], "what ?", lambda q: [1], lambda q, answer: [1, 2])
+    with pytest.raises(BadInput, match=r"class 'dog  '.*the same tokens"):
+        ask_names(("dog", "dog  "), "what ?", lambda q: [1], lambda q, answer: [2])
 
 
 def test_what_cannot_be_asked_is_refused(tmp_path):

@@ -25,7 +25,6 @@ from seecause.lvlm import (
     words,
 )
 from seecause.lvlm.attribute import (
-    _substantial,
     correlation,
     draw_masks,
     fit,
@@ -89,13 +88,6 @@ def test_image_tokens_share_out_what_the_chosen_heads_and_rows_bring():
     assert torch.equal(drawn.flatten(), quick.coefficients)
     with pytest.raises(BadOption, match="at least one text row"):
         attribute_tokens(engine, None, torch.zeros(engine.n_text))
-
-
-def test_shares_of_less_than_a_twentieth_of_the_effect_are_noise():
-    engine = SimpleNamespace(answer="jade", span=4.0)
-    assert _substantial(engine, 0.05) == 0.05
-    with pytest.raises(BadInput, match=r"by 0\.16 only; expected at least floor=0\.2"):
-        _substantial(engine, 0.04)
 
 
 def test_weighted_attention_follows_equation_13():

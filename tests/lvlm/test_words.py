@@ -26,7 +26,7 @@ from seecause.lvlm import (
 from seecause.lvlm.attribute import mean_derivative
 from seecause.lvlm.words import word_concerns, word_sampling
 from seecause.models.decoder import Grid, ImageTokens
-from tests.families.lvlm import FAMILIES, photo
+from tests.families.lvlm import FAMILIES, PREFIX_FAMILIES, photo
 from tests.lvlm.scenes import GRID, QUESTION, scene, some
 from tests.reference import hear
 
@@ -41,7 +41,7 @@ def engines(family: str, dtype: torch.dtype = torch.float64):
     return AnswerEngine(*given, answer=ANSWER), each
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *PREFIX_FAMILIES])
 def test_all_words_equal_one_word_at_a_time(family):
     whole, each = engines(family)
     heads, image = some(5, 16), some(5, whole.n_image, seed=2)
