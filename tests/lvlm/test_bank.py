@@ -11,7 +11,7 @@ from seecause import critters
 from seecause.critters.rendering import STYLES
 from seecause.data.images import to_pil
 from seecause.errors import BadInput, BadOption, DataMissing
-from seecause.lvlm import MaskEngine, MeanBank, bank as banks, calibration_critters, make_bank
+from seecause.lvlm import MaskEngine, MeanBank, calibration_critters, make_bank
 from seecause.lvlm.bank import bank_of_prompts, image_digest
 from seecause.lvlm.cache import run_prefix
 from tests.families.lvlm import photo
@@ -51,7 +51,7 @@ def test_pictures_are_resized_to_that_of_the_prompt_which_must_be_known():
     wide = photo((64, 64), 1).resize((56, 40), Image.Resampling.BICUBIC)
     own = here.lvlm.prompt(wide, QUESTION)
     prompt = here.lvlm.prompt(photo((40, 56)), QUESTION)
-    prefix = run_prefix(here.lvlm.decoder, [own])
+    prefix = run_prefix(here.lvlm.decoder, own)
     for layer, keys in enumerate(bank.means(here.lvlm, prompt)[0]):
         assert_close(keys, prefix[layer][0][0, :, own.image], atol=1e-12, rtol=0)
     with pytest.raises(BadInput, match="make the prompt from the image itself"):
@@ -128,21 +128,6 @@ def test_a_bank_is_prepared_for_the_sizes_asked_for(tmp_path):
     read = MeanBank.load(bank.save(tmp_path))
     assert read.sums.keys() == bank.sums.keys() and len(read.sums) == 2
     assert all(torch.equal(read.sums[key], sums) for key, sums in bank.sums.items())
-
-
-def test_images_run_a_few_at_a_time(monkeypatch):
-    here, together = scene("llava_grouped"), []
-    pictures = [photo(here.native.size, seed) for seed in range(1, 6)]
-    inner = banks.run_prefix
-    monkeypatch.setattr(
-        banks, "run_prefix", lambda d, batch: together.append(len(batch)) or inner(d, batch)
-    )
-    whole = make_bank(here.lvlm, pictures).means(here.lvlm, here.engine.prompt)
-    monkeypatch.setattr(banks, "fit", lambda most, each, device: 2)
-    few = make_bank(here.lvlm, pictures).means(here.lvlm, here.engine.prompt)
-    assert together == [5, 2, 2, 1]
-    for a, b in zip(whole, few, strict=True):
-        assert_close(a, b, atol=1e-12, rtol=0)
 
 
 def test_what_does_not_fit_is_refused():

@@ -257,6 +257,12 @@ def _judged(
     return Coefficients(coefficients, intercept, **quality, **details, unseen=both)
 
 
+def top_heads(values: Tensor, k: int) -> list[Head]:
+    """The `k` heads with the largest values [L, H], highest first."""
+    order = values.flatten().argsort(descending=True, stable=True)[:k]
+    return [divmod(index, values.shape[1]) for index in order.tolist()]
+
+
 def correlation(x: Tensor, y: Tensor) -> float:
     """Pearson's correlation of two vectors; NaN if one is constant."""
     return float(torch.corrcoef(torch.stack([x.double(), y.double()]))[0, 1])
@@ -339,7 +345,7 @@ class HeadAttribution(Coefficients):
 
     def top(self, k: int) -> list[Head]:
         """The `k` heads with the largest coefficients."""
-        return [divmod(i, self.coefficients.shape[1]) for i in self.order()[:k].tolist()]
+        return top_heads(self.coefficients, k)
 
     def mask(self, k: int) -> Tensor:
         """[L*H] bool: the `k` heads with the largest coefficients."""

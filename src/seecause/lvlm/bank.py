@@ -24,7 +24,6 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from seecause.engine.chunks import fit
 from seecause.errors import BadInput, BadOption
 from seecause.files import digest, write_atomic
 from seecause.lvlm.cache import run_prefix
@@ -167,16 +166,7 @@ def bank_of_prompts(lvlm: LVLM, prompts: Sequence[Prompt]) -> MeanBank:
 def add_up(lvlm: LVLM, prompts: Iterable[Prompt]) -> Tensor:
     """Keys and values of image tokens [2, L, Hkv, N, dh], added up over prompts that agree in their
     image tokens and in the words that these read."""
-    first, batch, kind = None, list[Prompt](), wide_dtype(lvlm.dtype)
-    total: Tensor | float = 0.0
-
-    def run_batch(batch: list[Prompt]) -> Tensor:
-        layers = [
-            torch.stack([tensor[:, :, batch[0].image].sum(dim=0, dtype=kind) for tensor in both])
-            for both in run_prefix(lvlm.decoder, batch)
-        ]
-        return torch.stack(layers, dim=1)
-
+    first, total = None, torch.zeros((), dtype=wide_dtype(lvlm.dtype), device=lvlm.device)
     for prompt in prompts:
         first = first or prompt
         if key_of(prompt) != key_of(first):
@@ -185,10 +175,10 @@ def add_up(lvlm: LVLM, prompts: Iterable[Prompt]) -> Tensor:
                 f"expected {first.tokens}, which read the same words if any",
                 "give images of one shape, and one question",
             )
-        if batch and (len(batch) >= _together(lvlm, prompt) or batch[0].image != prompt.image):
-            total, batch = total + run_batch(batch), []
-        batch.append(prompt)
-    return total + run_batch(batch)
+        keys, values = zip(*run_prefix(lvlm.decoder, prompt), strict=True)
+        both = torch.stack([torch.cat(keys), torch.cat(values)])  # [2, L, Hkv, K, dh]
+        total = total + both[:, :, :, prompt.image].to(total.dtype)
+    return total
 
 
 def image_digest(image: Image.Image) -> str:
@@ -224,11 +214,3 @@ def _resize(image: Image.Image, size: Size) -> Image.Image:
     if (image.height, image.width) == size:
         return image
     return image.convert("RGB").resize((size[1], size[0]), Image.Resampling.BICUBIC)
-
-
-def _together(lvlm: LVLM, prompt: Prompt) -> int:
-    """How many prefixes run at once: they keep keys and values of every block."""
-    block = lvlm.blocks[0]
-    held = lvlm.n_layers * 2 * block.kv_heads * block.head_dim + 20 * block.heads * block.head_dim
-    rows = max(prompt.image.stop, prompt.prefix)
-    return fit(16, rows * held * (torch.finfo(lvlm.dtype).bits // 8), lvlm.device)

@@ -18,7 +18,6 @@ At 0 and 1 both are what a mask does; between, they have a derivative.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -222,19 +221,17 @@ KeyValue = tuple[Tensor, Tensor]  # [1, Hkv, K, dh]
 
 
 @torch.no_grad()
-def run_prefix(decoder: Decoder, prompts: Sequence[Prompt]) -> list[KeyValue]:
-    """For each block, keys (before rotation) and values [B, Hkv, P, dh] of every row up to the last
-    image token, for prompts of one shape. In a prefix language model they depend on the question,
-    which runs along."""
-    first, keys_values = prompts[0], list[KeyValue]()
-    last, end = first.image.stop, max(first.image.stop, first.prefix)
-    features = zip(*(prompt.deepstack for prompt in prompts), strict=True)
+def run_prefix(decoder: Decoder, prompt: Prompt) -> list[KeyValue]:
+    """For each block, keys (before rotation) and values [1, Hkv, P, dh] of every row up to the last
+    image token. In a prefix language model they depend on the question, which runs along."""
+    keys_values = list[KeyValue]()
+    last, end = prompt.image.stop, max(prompt.image.stop, prompt.prefix)
     run(
         decoder,
-        torch.cat([prompt.embeddings[:, :end] for prompt in prompts]),
-        first.at.take(first.at.index[:end]),
-        deepstack=tuple(map(torch.cat, features)),
-        image=first.image,
+        prompt.embeddings[:, :end],
+        prompt.at.take(prompt.at.index[:end]),
+        deepstack=prompt.deepstack,
+        image=prompt.image,
         record=lambda _, k, v: keys_values.append((k[:, :, :last], v[:, :, :last])),
     )
     return keys_values
@@ -334,7 +331,7 @@ def prefix_cache(
     at = prompt.at.take(prompt.at.index[: image.stop])
     image_at = prompt.at.take(prompt.at.index[image])
     image_bank, average_bank = [], []
-    for index, (unrotated, values) in enumerate(run_prefix(decoder, [prompt])):
+    for index, (unrotated, values) in enumerate(run_prefix(decoder, prompt)):
         turn = decoder.blocks[index].rotate
         assert turn is not None
         keys = turn(unrotated, at)

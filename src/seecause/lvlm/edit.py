@@ -187,7 +187,7 @@ class _Edit:
 
     def _image_keys(self, donor: Prompt, prompt: Prompt) -> list[KeyValue]:
         """Keys and values of the donor's image tokens, where everybody sees its image."""
-        prefix = run_prefix(self.lvlm.decoder, [donor])
+        prefix = run_prefix(self.lvlm.decoder, donor)
         return self._rotated(
             ((k[:, :, donor.image], v[:, :, donor.image]) for k, v in prefix), prompt
         )

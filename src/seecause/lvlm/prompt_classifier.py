@@ -344,9 +344,6 @@ def classifier(
     """
     if len(classes) < 2 or len(set(classes)) < len(classes):
         raise BadOption("classes", list(classes)[:8], "two different names or more")
-    if lvlm.decoder.reads_prefix:
-        reason = "its image tokens read the question, so one run cannot serve several questions"
-        raise UnsupportedModel(lvlm.name, reason, "use LLaVA-1.5 or InternVL")
     tower = vision_tower(lvlm.module)
     frame = _frame(lvlm, tower)
     height, width = frame.size

@@ -32,6 +32,7 @@ from seecause.lvlm.attribute import (
     Sampling,
     estimate,
     save_result,
+    top_heads,
 )
 from seecause.lvlm.bank import MeanBank
 from seecause.lvlm.engine import MaskedRows
@@ -140,8 +141,7 @@ class AnswerWords(Result):
 
     def top(self, word: int, k: int) -> list[Head]:
         """The `k` heads that bring most of the image into a word."""
-        order = self.heads[word].flatten().argsort(descending=True, stable=True)[:k].tolist()
-        return [divmod(index, self.heads.shape[2]) for index in order]
+        return top_heads(self.heads[word], k)
 
     def numbers(self) -> dict[str, float]:
         """How many words there are, and how many come from the image or are said against it."""
