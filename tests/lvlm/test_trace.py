@@ -86,7 +86,7 @@ def test_image_tokens_share_out_what_the_chosen_heads_and_rows_bring():
     assert quick.protocol["text"] == text.int().tolist()
     drawn = image_map(engine.prompt.tokens, quick.coefficients)
     assert torch.equal(drawn.flatten(), quick.coefficients)
-    with pytest.raises(BadOption, match="at least one text row"):
+    with pytest.raises(BadInput, match="moves its logit"):
         attribute_tokens(engine, None, torch.zeros(engine.n_text))
 
 

@@ -72,14 +72,13 @@ class Asked:
         """Refuse, before a model is loaded, what no bank can be made of."""
         from seecause.data.images import find_images
 
-        if self.bank is not None and self.calibration:
-            raise BadOption("--calibration", self.calibration[0], "--bank or --calibration")
-        if self.bank is None and not self.calibration and not self.knows_critters:
+        given = (self.bank is not None) + bool(self.calibration)
+        if given > 1 or not (given or self.knows_critters):
             expected = (
-                "about a hundred images like those the model is asked about (or --bank), whose"
-                " average ablated heads see"
+                "about a hundred images like those the model is asked about, whose average ablated"
+                " heads see, or else --bank"
             )
-            raise BadOption("--calibration", None, expected)
+            raise BadOption("--calibration", self.calibration, expected)
         if self.bank is not None and not self.bank.is_dir():
             raise BadOption("--bank", str(self.bank), "a folder that `seecause lvlm bank` wrote")
         find_images(self.calibration or [])

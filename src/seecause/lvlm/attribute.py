@@ -434,8 +434,6 @@ def attribute_tokens(
         >>> sc.lvlm.image_map(engine.prompt.tokens, found.coefficients).shape
         torch.Size([12, 12])
     """
-    if text is not None and not bool(text.any()):
-        raise BadOption("text", "no row", "at least one text row that may see the image")
     sampling = Sampling.of(how, masks, p, seed)
     response = _substantial(engine, float(engine.evaluate(heads, text)[0]))
     drawn = sampling.draw(engine.n_image)

@@ -211,6 +211,4 @@ def with_words_of(own: Prompt, prompt: Prompt) -> Prompt:
 
 
 def _resize(image: Image.Image, size: Size) -> Image.Image:
-    if (image.height, image.width) == size:
-        return image
     return image.convert("RGB").resize((size[1], size[0]), Image.Resampling.BICUBIC)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from seecause.engine.verify import TOLERANCE, Probe, compare, listening, need_finite
 from seecause.engine.walk import walk
-from seecause.errors import BadInput, BadOption, UnknownName, ViewMismatch
+from seecause.errors import BadInput, BadOption, UnknownName
 from seecause.files import digest
 from seecause.lvlm import prompt as prompts
 from seecause.lvlm.cache import (
@@ -387,9 +387,6 @@ def verify(lvlm: LVLM, prompt: Prompt | None = None) -> list[Probe]:
         native = lvlm.module(**prompt.inputs, use_cache=False).logits.to(lvlm.device)
     outputs = [output.to(lvlm.device) for output in outputs]
     need_finite(native)
-    if len(outputs) != len(language.blocks):
-        seen = f"{len(outputs)} of {len(language.blocks)} blocks were called"
-        raise ViewMismatch("blocks", "the native run", seen)
     keys: list[tuple[Tensor, Tensor]] = []
     final = decoder.run(
         language,

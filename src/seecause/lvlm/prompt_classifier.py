@@ -148,13 +148,12 @@ def ask_names(
                 "give names that the tokenizer can tell apart",
             )
     sequences = [(*before, *name[:-1]) for name in names]  # the last token is read, never said
-    tree = sequence_tree(sequences)
     read, share = [], torch.zeros(sum(map(len, names)), len(classes), dtype=torch.float64)
     for c, name in enumerate(names):
         for t, token in enumerate(name):
             share[len(read), c] = 1 / len(name)
-            read.append((tree.row(c, len(before) - 1 + t), token))
-    return _query("name_ll", question, tree, read, share, sequences)
+            read.append((c, len(before) - 1 + t, token))
+    return _query("name_ll", question, sequences, read, share)
 
 
 def ask_labels(
@@ -162,7 +161,7 @@ def ask_labels(
 ) -> ClassQuery:
     """A list of options, and the likeliest letter, in several orders of the options."""
     letters = string.ascii_uppercase[: len(classes)]
-    sequences, words = [], []
+    sequences, read = [], []
     turns = min(ORDERS, len(classes))
     for turn in range(turns):
         shift = turn * len(classes) // turns
@@ -177,25 +176,23 @@ def ask_labels(
                 "they are not one token each, and different ones",
                 "use by='name_ll', or give fewer classes",
             )
-        words.append([ids[listed.index(name)][0] for name in classes])
-    tree, read = sequence_tree(sequences), list[tuple[int, int]]()
-    for turn, sequence in enumerate(sequences):
-        read += [(tree.row(turn, len(sequence) - 1), word) for word in words[turn]]
-    return _query("label_token", question, tree, read, None, sequences)
+        last = len(sequences[turn]) - 1
+        read += [(turn, last, ids[listed.index(name)][0]) for name in classes]
+    return _query("label_token", question, sequences, read, None)
 
 
 def _query(
     by: By,
     question: str,
-    tree: SequenceTree,
-    read: list[tuple[int, int]],
-    share: Tensor | None,
     sequences: Sequence[tuple[int, ...]],
+    read: Sequence[tuple[int, int, int]],
+    share: Tensor | None,
 ) -> ClassQuery:
-    """`read`: row and word of everything that is read."""
-    every, words = torch.tensor(read).T
-    rows, places = every.unique(return_inverse=True)
-    return ClassQuery(by, question, tree, rows, places, words, share, tuple(sequences))
+    """`read`: sequence, place and next word of everything that is read."""
+    tree = sequence_tree(sequences)
+    every = torch.tensor([(tree.row(number, place), word) for number, place, word in read])
+    rows, places = every[:, 0].unique(return_inverse=True)
+    return ClassQuery(by, question, tree, rows, places, every[:, 1], share, tuple(sequences))
 
 
 # The view.
@@ -248,15 +245,12 @@ class PromptClassifier(VisionModel):
         words = 2 * len(self.query.rows) * self.lvlm.decoder.head.out_features * max(4, element)
         return super().forward_bytes(layout) + len(self.query.tree.ids) * row + words
 
-    def fingerprint(self) -> str:
-        """A digest of the weights, the question, the classes and the gates."""
-        key, query = self.state_key(), self.query
-        if self.memo.get("fingerprint", (None,))[0] != key:
-            words = query.tokens.tolist()
-            asked = (query.by, query.question, self.classes, query.sequences, words, self.merged)
-            decides = repr((asked, self._gate_values()))
-            self.memo["fingerprint"] = (key, digest(self.lvlm.fingerprint(), decides))
-        return self.memo["fingerprint"][1]
+    def weights_digest(self, name: str = "") -> str:
+        """A digest of all that decides predictions but gates: the weights, the question and the
+        classes."""
+        query, words = self.query, self.query.tokens.tolist()
+        asked = (query.by, query.question, self.classes, query.sequences, words)
+        return digest(self.lvlm.fingerprint(), repr(asked))
 
     def export(
         self, heads: Iterable[tuple[int, int]], folder: str | Path, *, note: str = ""
