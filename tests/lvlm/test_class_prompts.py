@@ -7,7 +7,7 @@ import torch
 
 import seecause as sc
 from seecause.errors import BadInput, BadOption, NotDefined, UnsupportedModel
-from seecause.lvlm.prompt_classifier import ask_labels, ask_names, refuse_pooled, sequence_tree
+from seecause.lvlm.prompt_classifier import ask_labels, ask_names, sequence_tree
 from tests.families.lvlm import tiny_lvlm
 from tests.lvlm.classifiers import NAMES, QUESTION, asked, lvlm, pictures
 
@@ -18,11 +18,6 @@ def test_a_tree_holds_what_sequences_share_once():
     assert tree.positions.tolist() == [0, 1, 2, 3, 2, 2, 3]
     assert tree.branch.tolist() == [0, 0, 1, 1, 2, 3, 3]
     assert [tree.row(2, place) for place in range(4)] == [0, 1, 5, 6]
-
-
-def test_no_pooled_features_stand_for_all_image_tokens():
-    with pytest.raises(NotDefined, match="Use head scores"):
-        refuse_pooled(torch.zeros(1, 4))
 
 
 def test_branches_hide_from_each_other():

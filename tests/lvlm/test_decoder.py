@@ -132,15 +132,6 @@ def _full_size(tokens, boxes: Tensor) -> Tensor:
     return areas <= areas[~areas.isnan()].min() + 1e-9
 
 
-@pytest.mark.parametrize("family", PLACES)
-def test_grids_of_a_wide_picture(family):
-    prompt = scene(family).engine.prompt
-    assert str(prompt.tokens) == PLACES[family]
-    assert prompt.tokens.count == prompt.n_image
-    for part, piece in prompt.tokens.maps(torch.arange(prompt.n_image)):
-        assert piece.shape == (part.rows, part.columns)
-
-
 def test_hybrid_decoders_are_refused_by_name():
     linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "num_experts": 2}
     linear |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}

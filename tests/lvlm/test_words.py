@@ -155,12 +155,12 @@ def made(gains: list[float]) -> AnswerWords:
 
 def test_words_are_told_apart_by_how_far_the_picture_moves_them(tmp_path):
     words = made([2.0, 0.1, -3.0])
-    assert words.sources() == ["picture", "unlooked", "against"]
-    assert made([0.701, -0.701, 0.69]).sources() == ["picture", "against", "unlooked"]
+    assert words.sources() == ["image", "without", "against"]
+    assert made([0.701, -0.701, 0.69]).sources() == ["image", "against", "without"]
     assert words.top(0, 2) == [(1, 2), (1, 1)]
     assert words.gains().tolist() == pytest.approx([2.0, 0.1, -3.0]) and len(words) == 3
     assert words.top(1, 1) == [(1, 2)] and replace(words, heads=-words.heads).top(1, 1) == [(0, 0)]
-    assert words.numbers() == {"words": 3, "words_picture": 1, "words_against": 1}
+    assert words.numbers() == {"words": 3, "words_image": 1, "words_against": 1}
     assert words.rows()[0]["heads"] == "(1, 2), (1, 1), (1, 0)"
     words = replace(words, protocol={"question": "why?"})
     saved = load_file(words.save(tmp_path / "new" / "words") / "words.safetensors")
@@ -201,7 +201,7 @@ def test_the_embedded_model_looks_for_its_answer():
     picture = sc.data.open_image("critters:clean:test#3")
     assert lvlm.dtype == torch.float32  # its file is in half precision
     words = trace_words(AnswerEngine(lvlm, picture, "What colour is the tail?", bank), masks=8)
-    assert len(words) == 1 and words.sources() == ["picture"]
+    assert len(words) == 1 and words.sources() == ["image"]
     assert words.instead[0].strip() == "unsure"
 
 

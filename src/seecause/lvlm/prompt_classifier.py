@@ -39,7 +39,7 @@ from PIL import Image
 from torch import Tensor
 
 from seecause import __version__
-from seecause.engine.verify import compare, tolerance_of
+from seecause.engine.verify import compare, random_images, tolerance_of
 from seecause.errors import BadInput, BadOption, NotDefined, UnsupportedModel
 from seecause.files import digest, write_atomic, write_json
 from seecause.lvlm import prompt as prompts
@@ -368,11 +368,7 @@ def classifier(
 def verify_answers(model: PromptClassifier) -> None:
     """Compare the classifier's logits with those of plain native runs on noise; of many class
     names, the first few."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (2, 3, *model.preprocess.size)
-    noise = torch.randn(shape, generator=generator, dtype=torch.float32)
-    images = noise.to(model.device, model.dtype)
-    query = model.query
+    images, query = random_images(model), model.query
     count = len(query.sequences) if query.share is None else min(_CHECKED, len(query.sequences))
     native, scores = _native(model.lvlm, query, images, count), model(images)
     checked = native.shape[1]

@@ -45,7 +45,7 @@ from seecause.types import wide
 LENGTH = 24  # tokens of an answer, at most
 LEAST_SLOPES = 16  # masks at which each word is differentiated, at least
 MOVED = 0.7  # nats: the image makes the word twice as likely, or half
-Source = Literal["picture", "unlooked", "against"]
+Source = Literal["image", "without", "against"]
 
 
 class AnswerEngine(MaskedRows):
@@ -134,10 +134,10 @@ class AnswerWords(Result):
         return self.log_seen - self.log_unseen
 
     def sources(self) -> list[Source]:
-        """Where each word comes from: "picture" where the image makes it at least twice as likely,
-        "against" where it makes it half as likely, else "unlooked"."""
+        """Where each word comes from: "image" where the image makes it at least twice as likely,
+        "against" where it makes it half as likely, else "without"."""
         gains = self.gains().tolist()
-        return ["unlooked" if abs(g) < MOVED else "picture" if g > 0 else "against" for g in gains]
+        return ["without" if abs(g) < MOVED else "image" if g > 0 else "against" for g in gains]
 
     def top(self, word: int, k: int) -> list[Head]:
         """The `k` heads that bring most of the image into a word."""
@@ -146,7 +146,7 @@ class AnswerWords(Result):
     def numbers(self) -> dict[str, float]:
         """How many words there are, and how many come from the image or are said against it."""
         sources = self.sources()
-        counts = {f"words_{name}": float(sources.count(name)) for name in ("picture", "against")}
+        counts = {f"words_{name}": float(sources.count(name)) for name in ("image", "against")}
         return {"words": float(len(self)), **counts}
 
     def rows(self) -> list[dict[str, Any]]:
@@ -174,7 +174,7 @@ def word_concerns(engine: AnswerEngine, words: AnswerWords) -> list[str]:
     """What makes a traced answer less trustworthy, as sentences. Of words that the image does not
     move there is nothing to predict."""
     lines = engine.concerns()
-    moved = torch.tensor([source == "picture" for source in words.sources()])
+    moved = torch.tensor([source == "image" for source in words.sources()])
     for what, r2 in (("heads", words.heads_r2), ("image tokens", words.image_r2)):
         bad = [words.pieces[i].strip() for i in (moved & ~(r2 >= LOW_R2)).nonzero()[:, 0]]
         if bad:
@@ -230,7 +230,7 @@ def trace_words(
         >>> bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters(3))
         >>> engine = sc.lvlm.AnswerEngine(lvlm, image, "What colour is the tail?", bank)
         >>> sc.lvlm.trace_words(engine, masks=8).sources()
-        ['picture']
+        ['image']
     """
     grid = (engine.lvlm.n_layers, engine.lvlm.n_heads)
     sampling = word_sampling(engine.n_words, how, masks, p, seed)

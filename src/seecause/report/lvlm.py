@@ -50,8 +50,8 @@ RANKINGS = {
     "random": "random order",
 }
 SOURCES = {  # of a word of the answer
-    "picture": "from the image",
-    "unlooked": "said without the image",
+    "image": "from the image",
+    "without": "said without the image",
     "against": "against the image",
 }
 
@@ -246,7 +246,7 @@ def answer_section(
         shown_words.append(
             {
                 "text": text,
-                "mark": "without the image" if source == "unlooked" else _factor(gains[word]),
+                "mark": "without the image" if source == "without" else _factor(gains[word]),
                 "source": source,
                 "strength": round(80 * abs(gains[word]) / largest),
                 "title": f"{SOURCES[source]}: {number(gains[word])} nats",
