@@ -37,10 +37,18 @@ from seecause.lvlm import (
     trace_answer,
     wrap,
 )
-from seecause.lvlm.analysis import causal_scores, random_orders, scan
-from seecause.lvlm.attribute import ORDERS, POINTS
+from seecause.lvlm.attribute import (
+    ORDERS,
+    POINTS,
+    causal_scores,
+    correlation,
+    draw_masks,
+    elastic_net,
+    fit,
+    random_orders,
+    scan,
+)
 from seecause.lvlm.bank import bank_of_prompts
-from seecause.lvlm.fit import correlation, draw_masks, elastic_net, fit
 from tests.reference import hear
 
 PARTS = "ceiling,eager,compiled,plain,cached,derivative,command"
@@ -92,10 +100,10 @@ def run_model(
     prompts, read = clock(lambda: [lvlm.read(inputs(1 + i)) for i in range(calibration)], where)
     bank, banked = clock(lambda: bank_of_prompts(lvlm, prompts), where)
     engine, ready = clock(
-        lambda: MaskEngine(lvlm, lvlm.read(inputs(0)), None, bank, floor=None, block_size=block),
+        lambda: MaskEngine(lvlm, lvlm.read(inputs(0)), None, bank, floor=None),
         where,
     )
-    t, n = engine.n_text, engine.n_image
+    engine.block_size, t, n = block, engine.n_text, engine.n_image
     print(
         f"## {name}: {lvlm.n_layers} x {lvlm.n_heads} heads, {engine.prompt.image.start} + {n} +"
         f" {t} tokens (before, image, text)\n"

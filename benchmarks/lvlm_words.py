@@ -18,7 +18,7 @@ from statistics import mean
 import torch
 
 import seecause as sc
-from seecause.lvlm.fit import correlation
+from seecause.lvlm.attribute import correlation
 
 ANSWER = "the creature is in the dunes . the tail is jade ."
 QUESTION = "What is in the background?"

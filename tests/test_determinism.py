@@ -14,7 +14,7 @@ import torch
 LIMITS = {"logits": 1e-5, "caap": 1e-4, "mosaic": 1e-4, "gae": 1e-4}  # of the largest value
 PROGRAM = """
 import sys, torch, seecause as sc
-from seecause.lvlm.fit import draw_masks
+from seecause.lvlm.attribute import draw_masks
 torch.set_num_threads(1)
 torch.backends.cudnn.allow_tf32 = False
 path, device, dtype = sys.argv[1:]

@@ -7,8 +7,7 @@ from functools import cache
 import torch
 
 import seecause as sc
-from seecause.lvlm.analysis import attention_scores, causal_scores
-from seecause.lvlm.fit import draw_masks
+from seecause.lvlm.attribute import attention_scores, causal_scores, draw_masks
 from tests.golden.record import DEVICE, Named, golden
 
 QUESTION = "What is the name of this creature?"

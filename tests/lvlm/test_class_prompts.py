@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 import seecause as sc
 from seecause.errors import BadInput, BadOption, NotDefined, UnsupportedModel
-from seecause.lvlm.prompt_classifier import ask_labels, ask_names, refuse_pooled, sequence_tree
-from seecause.models.decoder import causal
+from seecause.lvlm.prompt_classifier import ask_labels, ask_names, sequence_tree
 from tests.families.lvlm import tiny_lvlm
 from tests.lvlm.classifiers import NAMES, QUESTION, asked, lvlm, pictures
 
@@ -18,100 +15,29 @@ from tests.lvlm.classifiers import NAMES, QUESTION, asked, lvlm, pictures
 def test_a_tree_holds_what_sequences_share_once():
     tree = sequence_tree([(1, 2, 3, 4), (1, 2, 5), (1, 2, 3, 6)])
     assert tree.ids.tolist() == [1, 2, 3, 4, 5, 3, 6] and tree.trunk == 2
-    assert tree.positions.tolist() == [0, 1, 2, 3, 2, 2, 3] and tree.branch.tolist() == [
-        0,
-        0,
-        1,
-        1,
-        2,
-        3,
-        3,
-    ]
+    assert tree.positions.tolist() == [0, 1, 2, 3, 2, 2, 3]
+    assert tree.branch.tolist() == [0, 0, 1, 1, 2, 3, 3]
     assert [tree.row(2, place) for place in range(4)] == [0, 1, 5, 6]
 
 
-class Words:
-    """A tokenizer that numbers words as they come; digits of a number are tokens of their own."""
-
-    def __init__(self):
-        self.ids: dict[str, int] = {}
-
-    def split(self, text):
-        words = [part for word in text.split() for part in (word if word.isdigit() else [word])]
-        return [self.ids.setdefault(word, len(self.ids)) for word in words]
-
-    def prompt(self, question):
-        return self.split(f"USER {question} ASSISTANT")
-
-    def tokens(self, question, answer):
-        return self.split(answer)
-
-
-def test_no_pooled_features_stand_for_all_image_tokens():
-    with pytest.raises(NotDefined, match="Use head scores"):
-        refuse_pooled(torch.zeros(1, 4))
-
-
-def test_branches_hide_from_each_other_by_one_table_in_a_run():
-    view, tree, made = lvlm("llava"), sequence_tree([(1, 2, 3, 4), (1, 2, 5), (1, 2, 3, 6)]), []
-
-    def own(rows, keys):
-        made.append(len(rows.index))
-        return causal(rows, keys)
-
-    blocks = tree.separated([replace(block, additive=own) for block in view.blocks])
+def test_branches_hide_from_each_other():
+    view, tree = lvlm("llava"), sequence_tree([(1, 2, 3, 4), (1, 2, 5), (1, 2, 3, 6)])
+    block = tree.separated(view.blocks)[-1]
     at = view.decoder.at(tree.positions[None], view.decoder.head.weight[:1, :1])
-    some = at.take(torch.tensor([4, 1]))
-    result, few = [block.bias(at, at) for block in blocks], blocks[-1].bias(some, at)
-    assert (
-        made == [7]
-        and all(torch.equal(one, result[0]) for one in result)
-        and torch.equal(few, result[0][:, :, [4, 1]])
-    )
-    blind = replace(view.blocks[0], additive=lambda rows, keys: causal(rows, keys) - 1)
-    (other,) = tree.separated([blind])  # a bias of its own has a table of its own
-    assert torch.equal(other.bias(at, at), result[0] - 1)
+    bias, few = block.bias(at, at), block.bias(at.take(torch.tensor([4, 1])), at)
+    assert torch.equal(few, bias[:, :, [4, 1]])
     seen = [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4], [0, 1, 5], [0, 1, 5, 6]]
-    assert [(row == 0).nonzero()[:, 0].tolist() for row in result[0][0, 0]] == seen
+    assert [(row == 0).nonzero()[:, 0].tolist() for row in bias[0, 0]] == seen
 
 
-def test_names_are_read_word_by_word_after_what_they_share():
-    words, names = Words(), ("red cat", "dog", "red big cat")
-    query = ask_names(names, "what ?", words.prompt, words.tokens)
-    before = words.prompt("what ?")
-    red, cat, dog, big = (words.ids[word] for word in ("red", "cat", "dog", "big"))
-    assert query.sequences == ((*before, red), tuple(before), (*before, red, big))
-    assert query.tokens.tolist() == [red, cat, dog, red, big, cat]
-    rows = query.rows[query.places].tolist()  # the last word of the prompt, then each branch
-    end = len(before) - 1
-    assert rows == [end, end + 1, end, end, end + 2, end + 3]
-    assert query.share.sum(dim=1).tolist() == pytest.approx([1 / 2, 1 / 2, 1, *[1 / 3] * 3])
-    assert query.share.argmax(dim=1).tolist() == [0, 0, 1, 2, 2, 2]
-    with pytest.raises(BadInput, match=r"class 'dog  '.*the same tokens"):
-        ask_names(("dog", "dog  "), "what ?", words.prompt, words.tokens)
-
-
-@pytest.mark.parametrize(("count", "shifts"), [(2, [0, 1]), (5, [0, 1, 3])])
-def test_options_are_rotated_evenly(count, shifts):
-    words, names = Words(), ("cat", "dog", "fox", "hen", "pig")[:count]
-    query = ask_labels(names, "what ?", words.prompt, words.tokens)
-    letters = "ABCDE"[:count]
-    ids = [words.ids[letter] for letter in letters]
-    read = query.tokens.reshape(len(shifts), count).tolist()
-    for shift, sequence, of_turn in zip(shifts, query.sequences, read, strict=True):
-        listed = [names[(place + shift) % count] for place in range(count)]
-        options = " ".join(f"{a}. {name}" for a, name in zip(letters, listed, strict=True))
-        text = f"what ? {options} Answer with the letter of the right option."
-        assert list(sequence) == words.prompt(text)
-        assert of_turn == [ids[listed.index(name)] for name in names]  # each class its own label
-
-
-def test_labels_that_are_not_one_token_each_are_refused():
-    words, many = Words(), [f"name{place}" for place in range(27)]
+def test_names_and_labels_that_tokens_cannot_tell_apart_are_refused():
+    many = [f"name{place}" for place in range(27)]
     with pytest.raises(BadInput, match="27 options by letters"):
-        ask_labels(many, "what ?", words.prompt, words.tokens)
+        ask_labels(many, "what ?", lambda q: [1], lambda q, answer: [ord(answer)])
     with pytest.raises(BadInput, match="3 options by letters"):
-        ask_labels(many[:3], "what ?", words.prompt, lambda q, a: [1, 2])
+        ask_labels(many[:3], "what ?", lambda q: [1], lambda q, answer: [1, 2])
+    with pytest.raises(BadInput, match=r"class 'dog  '.*the same tokens"):
+        ask_names(("dog", "dog  "), "what ?", lambda q: [1], lambda q, answer: [2])
 
 
 def test_what_cannot_be_asked_is_refused(tmp_path):
@@ -120,14 +46,10 @@ def test_what_cannot_be_asked_is_refused(tmp_path):
     behind = sc.lvlm.wrap(view.module, view.processor, template=after, check=False)
     bare = sc.lvlm.wrap(view.module, template="{image} {question}", check=False)
     other = sc.lvlm.wrap(tiled.module, tiled.processor)
-    wide, ask = replace(model.preprocess, size=(32, 40)), sc.lvlm.classifier
+    ask = sc.lvlm.classifier
     labels = {"question": QUESTION, "by": "label_token"}
     cases = {
         "a model wrapped with it": (BadOption, lambda: ask(bare, NAMES, question=QUESTION)),
-        "the size that the vision tower takes, .32, 32.": (
-            BadOption,
-            lambda: ask(view, NAMES, question=QUESTION, preprocess=wide),
-        ),
         "^an empty question": (BadInput, lambda: ask(view, NAMES, question=" ")),
         "two different names": (BadOption, lambda: ask(view, ["cat"])),
         "by=": (BadOption, lambda: ask(view, NAMES, by="guess")),

@@ -7,7 +7,7 @@ import torch
 
 from seecause.engine import kernel
 from seecause.lvlm import MaskEngine, make_bank, wrap
-from seecause.lvlm.fit import draw_masks
+from seecause.lvlm.attribute import draw_masks
 from tests.families.lvlm import _llava, photo, tiny_lvlm
 from tests.lvlm.scenes import QUESTION, TOKEN, calibration, scene, some
 

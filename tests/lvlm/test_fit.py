@@ -11,8 +11,7 @@ from torch.testing import assert_close
 
 from seecause.errors import BadOption
 from seecause.lvlm import HeadAttribution, attribute_heads, attribute_tokens
-from seecause.lvlm.engine import Masks
-from seecause.lvlm.fit import (
+from seecause.lvlm.attribute import (
     MASKS,
     Sampling,
     correlation,
@@ -39,14 +38,6 @@ def test_coefficients_are_those_of_scikit_learn(count, size):
     assert intercept == pytest.approx(float(theirs.intercept_), abs=1e-10)
     centred = x.double() - x.double().mean(dim=0)
     assert_close(gram, centred.T @ centred, atol=1e-9, rtol=0)
-
-
-def test_a_constant_added_to_all_responses_leaves_the_coefficients_as_they_are():
-    x = draw_masks(150, 120, seed=1)  # few, so that the net needs many sweeps
-    y = x.double() @ (noise(120) * 0.05) + 0.1 * noise(150, seed=2)
-    near, far = elastic_net(x, y), elastic_net(x, y + 1000)
-    assert_close(far[0], near[0], atol=1e-7, rtol=0)
-    assert far[1] - near[1] == pytest.approx(1000)
 
 
 def test_masks_ablate_a_share_each_entry_by_itself():
@@ -193,27 +184,3 @@ def test_responses_that_are_not_finite_are_refused():
     x = draw_masks(8, 4)
     with pytest.raises(BadOption, match="finite"):
         estimate(x, x.double().sum(dim=1), x.double() * torch.nan)
-
-
-HEADS = torch.tensor(  # [M, L * H]: the first layer is alike and blind in all
-    [
-        [0, 0, 0, 0, 1, 0, 1, 0, 1, 1, 1, 1],
-        [0, 0, 0, 0, 0, 0, 1, 0, 1, 1, 1, 1],
-        [0, 0, 0, 0, 1, 0, 1, 0, 1, 1, 1, 1],
-    ]
-).bool()
-
-
-def test_a_batch_knows_which_first_blocks_its_masks_share():
-    heads, text, image = HEADS.unflatten(1, (3, 4)), torch.eye(5)[:3] > 0, torch.eye(6) > 0
-    masks = Masks(heads)
-    assert len(masks) == 3 and masks.order().tolist() == [1, 0, 2]  # alike beside alike
-    assert masks.shared_layers() == 1 and Masks(heads[::2]).shared_layers() == 3
-    assert Masks(heads[:1], text[:1], image[:1]).shared_layers() == 3  # one mask of each
-    assert Masks(heads[:1], text).shared_layers() == 1  # rows differ where a head sees
-    assert Masks(heads[:1], None, image).shared_layers() == 1
-    assert len(Masks(heads[:1], None, image)) == 6
-    assert Masks(heads.double() / 2).shared_layers() == 0  # each has a derivative of its own
-    part = Masks(heads, text, image[:1]).take(torch.tensor([2, 0, 0]))
-    assert torch.equal(part.heads, heads[[2, 0, 0]]) and torch.equal(part.text, text[[2, 0, 0]])
-    assert part.image.shape == (1, 6)  # what serves all stays one

@@ -3,29 +3,19 @@ others do exactly nothing."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from PIL import Image
 
 import seecause as sc
-from seecause import critters
 from seecause.models.decoder import restrict
+from tests.lvlm import toy
 from tests.tiny import scramble
-from tools.critters.llava_model import LlavaRecipe, build_llava, make_processor, make_words
+from tools.critters.llava_model import build_llava, make_processor, make_words
 
 READERS = ((0, 1), (1, 3), (2, 0))
-RECIPE = LlavaRecipe(
-    "tiny",
-    size=32,
-    tower_width=32,
-    tower_depth=2,
-    tower_heads=2,
-    width=32,
-    depth=3,
-    heads=4,
-    hidden=64,
-    readers=READERS,
-)
+RECIPE = replace(toy.RECIPE, readers=READERS)
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +23,9 @@ def engine():
     words = make_words()
     module = restrict(scramble(build_llava(RECIPE, words)).double().eval())
     lvlm = sc.lvlm.wrap(module, make_processor(words, RECIPE.preprocess, patch=RECIPE.patch))
-    drawn = critters.render(critters.draw("balanced", "test", 9), size=32).image
-    pictures = [
-        Image.fromarray((image.permute(1, 2, 0) * 255).round().byte().numpy()) for image in drawn
-    ]
-    return sc.lvlm.MaskEngine(
-        lvlm,
-        pictures[0],
-        "What colour is the tail?",
-        sc.lvlm.make_bank(lvlm, pictures[1:]),
-        floor=None,
-    )
+    first, *others = toy.pictures(9)
+    bank = sc.lvlm.make_bank(lvlm, others)
+    return sc.lvlm.MaskEngine(lvlm, first, toy.QUESTION, bank, floor=None)
 
 
 def test_heads_that_may_not_read_do_exactly_nothing(engine):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from seecause.errors import BadInput, BadOption, DataMissing, UnknownName, UnsupportedModel
+from seecause.errors import BadInput, BadOption, DataMissing, UnsupportedModel
 from seecause.lvlm import load, wrap
 from seecause.lvlm.prompt import extended, render
 from tests.families.lvlm import photo, tiny_lvlm
@@ -26,14 +26,8 @@ def test_text_rows_are_everything_after_the_picture():
 def test_a_plain_template_serves_where_there_is_no_chat_template():
     native = tiny_lvlm("llava")
     lvlm = wrap(native.module, native.processor, template="USER : {image} {question} ASSISTANT :")
-    assert lvlm.prompt(photo((32, 32)), QUESTION).pieces == (
-        "what",
-        "is",
-        "this",
-        "?",
-        "ASSISTANT",
-        ":",
-    )
+    pieces = lvlm.prompt(photo((32, 32)), QUESTION).pieces
+    assert pieces == ("what", "is", "this", "?", "ASSISTANT", ":")
 
 
 def test_bad_questions_and_pictures():
@@ -56,7 +50,7 @@ def test_sequences_that_cannot_be_traced():
         lvlm.read({**inputs, "input_ids": ids.masked_fill(ids == token, 5)})
     with pytest.raises(BadInput, match="ends with the image"):
         lvlm.read({name: t[:, :17] if name != "pixel_values" else t for name, t in inputs.items()})
-    with pytest.raises(BadInput, match="2 sequences"):
+    with pytest.raises(BadInput, match=r"input_ids .2, "):
         lvlm.read({name: torch.cat([t, t]) for name, t in inputs.items()})
     wide = scene("qwen2_vl")
     with pytest.raises(UnsupportedModel, match="8 image tokens are not known"):
@@ -71,7 +65,7 @@ def test_padding_is_refused_in_words():
     inputs = dict(scene("llava").engine.prompt.inputs)
     mask = inputs["attention_mask"].clone()
     mask[:, 0] = 0
-    with pytest.raises(BadInput, match=r"1 tokens of padding.*without padding"):
+    with pytest.raises(BadInput, match=r"with padding.*without padding"):
         scene("llava").lvlm.read({**inputs, "attention_mask": mask})
 
 
@@ -107,17 +101,8 @@ def test_a_saved_model_is_loaded(tmp_path):
     native.processor.save_pretrained(tmp_path)
     lvlm = load(f"hf:{tmp_path}", dtype="float64")
     assert lvlm.dtype == torch.float64 and lvlm.prompt(photo((40, 56)), QUESTION).n_image == 8
-    with pytest.raises(BadOption, match="dtype"):
-        load(str(tmp_path), dtype="float65")
-
-
-def test_names_nobody_knows(tmp_path):
-    with pytest.raises(UnknownName):
-        load("nonsense:model")
-    with pytest.raises(UnknownName):
-        load("builtin:nonsense")
     with pytest.raises(DataMissing):
-        load(f"hf:{tmp_path}")
+        load(f"hf:{tmp_path / 'nowhere'}")
 
 
 def test_a_prompt_is_written_by_its_template():

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from seecause.errors import BadOption, NotDefined
 from seecause.lvlm import MaskEngine, attribute_heads
-from tests.families.lvlm import FAMILIES
+from tests.families.lvlm import FAMILIES, PREFIX_FAMILIES
 from tests.lvlm.scenes import GRID, QUESTION, TOKEN, scene, some
 from tests.reference import hear
 
@@ -50,9 +50,10 @@ def test_values_and_derivatives_equal_the_slow_twin(family):
         assert_close(slopes[1], gradient / engine.span, atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize("family", ["llava_grouped", *PREFIX_FAMILIES])
 @pytest.mark.parametrize("kind", KINDS)
-def test_derivatives_equal_finite_differences(kind):
-    engine, step = scene("llava_grouped").engine, 1e-5
+def test_derivatives_equal_finite_differences(kind, family):
+    engine, step = scene(family).engine, 1e-5
     masks = {name: 0.1 + 0.8 * mask for name, mask in soft_masks(engine).items()}
     slopes = engine.slopes(**masks, of=kind)[1][0]
     for entry in range(0, len(slopes), 3):
@@ -64,7 +65,7 @@ def test_derivatives_equal_finite_differences(kind):
         assert_close((ends[0] - ends[1]) / (2 * step), slopes[entry], atol=1e-8, rtol=0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *PREFIX_FAMILIES])
 def test_at_the_ends_soft_masks_are_masks(family):
     engine = scene(family).engine
     masks = (some(5, 16), some(5, engine.n_text, seed=1), some(5, engine.n_image, seed=2))

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import seecause as sc
 from seecause.errors import BadInput, BadOption, UnknownName
 from seecause.lvlm import AnswerEngine, MaskEngine, make_bank, model, wrap
 from seecause.models.decoder import restrict
@@ -90,39 +89,19 @@ def test_answers_are_token_ids_however_they_are_given():
     assert spoken.tolist() == [7, 11] and here.lvlm.prompt(*asked, "red cat").ids[-1] == 16
 
 
-def test_a_model_is_loaded_as_asked_for(monkeypatch, tmp_path):
-    moved, wrapped, opened = [], [], []
-
-    def opening(where):
-        opened.append(where)
-        config = SimpleNamespace(quantization_config={} if "packed" in where else None)
-        return SimpleNamespace(config=config, to=lambda **place: moved.append(place)), "processor"
-
-    monkeypatch.setattr(model, "_open", opening)
-    monkeypatch.setattr(model, "wrap", lambda *parts, **options: wrapped.append((parts, options)))
-    model.load("hf:some/name", device="cpu", dtype="bfloat16", template="T", check=False)
-    assert opened == ["some/name"] and moved == [{"device": "cpu", "dtype": torch.bfloat16}]
-    (parts, options) = wrapped.pop()
-    assert parts[1] == "processor"
-    assert options == {"name": "hf:some/name", "template": "T", "check": False}
-    model.load("builtin:critters-llava")
-    assert opened[-1].endswith("critters-llava") and moved[-1]["dtype"] == torch.float32
-    assert wrapped.pop()[1] == {"name": "builtin:critters-llava", "template": None, "check": True}
-    model.load(str(tmp_path), dtype=torch.float16)
-    assert opened[-1] == str(tmp_path) and moved[-1] == {"device": None, "dtype": torch.float16}
-    model.load(str(tmp_path))
-    assert moved.pop()["dtype"] is None  # as it is stored
-    model.load("hf:packed")
-    assert len(moved) == 3  # quantised weights stay where they are
-    with pytest.raises(BadOption, match="quantised and stays as stored"):
-        model.load("hf:packed", dtype="float32")
-    for wrong in ("float65", "Tensor"):
-        with pytest.raises(BadOption, match="float32, bfloat16"):
-            model.load("hf:some/name", dtype=wrong)
-    with pytest.raises(BadOption, match=r"device='nowhere'.*expected cpu"):
-        model.load("hf:some/name", device="nowhere")
-    for spec in ("hf:", "elsewhere:x"):
-        with pytest.raises(UnknownName, match="builtin:NAME"):
+def test_what_cannot_be_loaded_as_asked_for_is_refused(monkeypatch):
+    config = SimpleNamespace(quantization_config={})
+    monkeypatch.setattr(model, "_open", lambda where: (SimpleNamespace(config=config), None))
+    for options, match in (
+        ({"dtype": "float32"}, "quantised and stays as stored"),
+        ({"dtype": "float65"}, "float32, bfloat16"),
+        ({"dtype": "Tensor"}, "float32, bfloat16"),
+        ({"device": "nowhere"}, r"device='nowhere'.*expected cpu"),
+    ):
+        with pytest.raises(BadOption, match=match):
+            model.load("hf:packed", **options)
+    for spec in ("hf:", "elsewhere:x", "builtin:nonsense"):
+        with pytest.raises(UnknownName, match="hf:NAME"):
             model.load(spec)
 
 
@@ -136,7 +115,7 @@ def test_a_word_past_the_end_of_the_models_own_answer_is_refused():
     lvlm.module.generation_config.eos_token_id = ends
     length = message.index(message[2])
     assert lvlm.speak(lvlm.prompt(picture, QUESTION), 4) == message[:length]
-    with pytest.raises(BadOption, match=f"position=3 .*below {length}"):
+    with pytest.raises(BadOption, match="says nothing"):
         MaskEngine(lvlm, picture, QUESTION, bank, position=3, floor=None)
 
 
@@ -171,21 +150,14 @@ def test_a_planted_model_refuses_a_picture_in_another_place():
 
 def test_a_protocol_says_what_was_asked_of_which_model():
     here = scene("llava")
-    picture = photo(here.native.size)
     options = {"answer": [3, TOKEN], "position": 1, "floor": None}
-    engine = MaskEngine(here.lvlm, picture, QUESTION, here.bank, **options)
-    own = engine.protocol()
+    engine = MaskEngine(here.lvlm, photo(here.native.size), QUESTION, here.bank, **options)
     expected = {
-        "model": here.lvlm.name, "fingerprint": here.lvlm.fingerprint(), "question": QUESTION,
-        "answer": here.lvlm.pieces(torch.tensor([TOKEN]))[0], "target": TOKEN, "position": 1,
-        "bank": {"images": 3}, "image_tokens": "4 x 4",
-        "text": list(engine.prompt.pieces), "floor": None,
-        "intact": engine.intact, "ablated": engine.ablated, "dtype": "float64", "device": "cpu",
-        "seecause": sc.__version__, "torch": torch.__version__,
+        "fingerprint": here.lvlm.fingerprint(), "question": QUESTION, "target": TOKEN,
+        "position": 1, "bank": {"images": 3}, "text": list(engine.prompt.pieces), "floor": None,
+        "intact": engine.intact, "ablated": engine.ablated, "dtype": "float64",
     }  # fmt: skip
-    assert own == expected
-    ends = engine.adjusted(torch.tensor([[0.0], [1.0]]).expand(2, 16)).tolist()
-    assert [engine.ablated, engine.intact] == ends
+    assert expected.items() <= engine.protocol().items()
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
@@ -199,9 +171,3 @@ def test_without_an_answer_the_models_own_words_are_explained(family):
     later = MaskEngine(here.lvlm, picture, QUESTION, here.bank, position=2, floor=None)
     assert later.target == spoken[2] and later.prompt.ids[-2:].tolist() == spoken[:2]
     assert AnswerEngine(here.lvlm, picture, QUESTION, here.bank, length=3).targets == spoken
-
-
-def test_a_prompt_holds_what_was_said_so_no_later_word_can_be_asked_for():
-    here = scene("llava")
-    with pytest.raises(BadOption, match="with a Prompt"):
-        MaskEngine(here.lvlm, here.engine.prompt, None, here.bank, answer=[TOKEN], position=1)

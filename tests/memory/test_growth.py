@@ -10,10 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-import seecause as sc
 from seecause.attribution.attribute import explain_batches
 from tests.helpers import view
-from tests.tiny import pictures, tiny
+from tests.tiny import tiny
 
 
 def live_tensor_bytes() -> int:
@@ -21,24 +20,6 @@ def live_tensor_bytes() -> int:
     return sum(
         t.numel() * t.element_size() for t in gc.get_objects() if issubclass(type(t), torch.Tensor)
     )
-
-
-@pytest.mark.slow
-def test_two_hundred_pictures_leave_nothing_behind():
-    native = tiny("timm_registers", dtype=torch.float32)
-    model, images = view(native), pictures(native, batch=10)
-    for seed in range(3):
-        sc.attribute(model, images + seed / 100, target=1)
-    tracemalloc.start()
-    try:
-        before, held = live_tensor_bytes(), tracemalloc.get_traced_memory()[0]
-        for seed in range(20):
-            sc.attribute(model, images + seed / 100, target=1)
-        assert live_tensor_bytes() <= before
-        gc.collect()
-        assert tracemalloc.get_traced_memory()[0] - held < 80_000
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.slow

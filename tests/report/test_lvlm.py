@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from seecause.lvlm.analysis import RankingCurves
+from seecause.lvlm.attribute import RankingCurves
 from seecause.report.lvlm import curves_section, needed_text, prompt_words
 
 

@@ -27,7 +27,7 @@ from seecause.cli.shared import (
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
+    from PIL.Image import Image as PILImage
 
     from seecause.lvlm import LVLM, AnswerTrace, MeanBank
 
@@ -72,28 +72,25 @@ class Asked:
         """Refuse, before a model is loaded, what no bank can be made of."""
         from seecause.data.images import find_images
 
-        if self.bank is not None and self.calibration:
-            raise BadOption("--calibration", self.calibration[0], "--bank or --calibration")
-        if self.bank is None and not self.calibration and not self.knows_critters:
+        given = (self.bank is not None) + bool(self.calibration)
+        if given > 1 or not (given or self.knows_critters):
             expected = (
-                "about a hundred images like those the model is asked about (or --bank), whose"
-                " average ablated heads see"
+                "about a hundred images like those the model is asked about, whose average ablated"
+                " heads see, or else --bank"
             )
-            raise BadOption("--calibration", None, expected)
+            raise BadOption("--calibration", self.calibration, expected)
         if self.bank is not None and not self.bank.is_dir():
             raise BadOption("--bank", str(self.bank), "a folder that `seecause lvlm bank` wrote")
         find_images(self.calibration or [])
 
-    def open(self, image: str, output: Output) -> tuple[Picture, LVLM]:
+    def open(self, image: str, output: Output) -> tuple[PILImage, LVLM]:
         """The image and the model."""
         from seecause.data.images import open_image
 
-        if not self.question.strip():
-            raise BadOption("--question", self.question, "a question about the image")
-        picture = open_image(image)
+        shown = open_image(image)
         if self.knows_critters and not output.quiet:
             warn_outside(self.model, [image], suggest="hf:llava-hf/llava-1.5-7b-hf")
-        return picture, load_lvlm(self.model, self.where.device, self.where.dtype)
+        return shown, load_lvlm(self.model, self.where.device, self.where.dtype)
 
     def average(self, lvlm: LVLM) -> MeanBank:
         """A saved bank, or one made now."""
@@ -160,9 +157,9 @@ def trace(
     output.check(out)
     asked.check()
     with loading(asked.model, quiet=output.quiet):
-        picture, lvlm = asked.open(image, output)
+        shown, lvlm = asked.open(image, output)
         word = {"answer": answer, "position": position, "floor": floor}
-        engine = MaskEngine(lvlm, picture, asked.question, asked.average(lvlm), **word)
+        engine = MaskEngine(lvlm, shown, asked.question, asked.average(lvlm), **word)
     runs = masked_runs(engine, how=masking.how, masks=masking.masks, tokens=not heads_only)
     with output.progress("masked runs", runs) as engine.progress:
         options = {**vars(masking), "tokens": not heads_only, "seed": asked.where.seed}
@@ -171,7 +168,7 @@ def trace(
     facts |= {"model": asked.model, "answer": engine.answer, "run": result.heads.protocol}
     with result_folder(out, facts, overwrite=output.overwrite) as folder:
         result.save(folder)
-        write_trace(folder, result, picture, name=image)
+        write_trace(folder, result, shown, name=image)
     for line in () if output.quiet else result.concerns():
         tell(f"note: {line}")
     return output.finish(facts, _trace_lines(result))
@@ -230,9 +227,9 @@ def answer(
     output.check(out)
     asked.check()
     with loading(asked.model, quiet=output.quiet):
-        picture, lvlm = asked.open(image, output)
+        shown, lvlm = asked.open(image, output)
         said: dict[str, Any] = {"answer": answer, "length": length}
-        engine = AnswerEngine(lvlm, picture, asked.question, asked.average(lvlm), **said)
+        engine = AnswerEngine(lvlm, shown, asked.question, asked.average(lvlm), **said)
     runs = masked_runs(engine, how=masking.how, masks=masking.masks)
     with output.progress("masked runs", runs) as engine.progress:
         words = trace_words(engine, **vars(masking), seed=asked.where.seed)
@@ -242,7 +239,7 @@ def answer(
     facts |= {"run": words.protocol}
     with result_folder(out, facts, overwrite=output.overwrite) as folder:
         words.save(folder)
-        write_answer(folder, engine, words, picture, name=image)
+        write_answer(folder, engine, words, shown, name=image)
     for line in () if output.quiet else word_concerns(engine, words):
         tell(f"note: {line}")
     lines = [
@@ -286,16 +283,14 @@ def edit(
         raise BadOption("--heads", heads, "pairs of layer and head, such as (0, 4), (1, 1)")
     if blind:
         asked.check()
-    with output.progress("generating", 2) as progress:
-        picture, lvlm = asked.open(image, output)
+    with loading(asked.model, quiet=output.quiet):
+        shown, lvlm = asked.open(image, output)
         average = asked.average(lvlm) if blind else None
         other = None if redirect is None else open_image(redirect)
-        prompt = lvlm.prompt(picture, asked.question)
-        before = lvlm.speak(prompt, length)
-        progress(1)
-        with edited_heads(lvlm, pairs, blind=average, redirect=other, image=picture):
-            after = lvlm.speak(prompt, length)
-        progress(1)
+    prompt = lvlm.prompt(shown, asked.question)
+    before = lvlm.speak(prompt, length)
+    with edited_heads(lvlm, pairs, blind=average, redirect=other, image=shown):
+        after = lvlm.speak(prompt, length)
     decode = lvlm.processor.tokenizer.decode
     facts = {"command": "lvlm edit", "image": image, **asdict(asked), "heads": pairs}
     facts |= {"blind": blind, "redirect": redirect, "model_fingerprint": lvlm.fingerprint()}
@@ -328,12 +323,11 @@ def bank(
     if not images:
         raise BadOption("IMAGES", None, "at least one image or folder")
     files = find_images(list(images))
-    with output.progress("averaging", len(files)) as progress:
-        pictures = [open_image(file) for file in files]
-        shapes = Counter((picture.height, picture.width) for picture in pictures)
+    with loading(model, quiet=output.quiet):
+        shown = [open_image(file) for file in files]
+        shapes = Counter((each.height, each.width) for each in shown)
         lvlm = load_lvlm(model, where.device, where.dtype)
-        result = make_bank(lvlm, pictures, sizes=size or [shapes.most_common(1)[0][0]])
-        progress(len(files))
+        result = make_bank(lvlm, shown, sizes=size or [shapes.most_common(1)[0][0]])
     facts = {"command": "lvlm bank", "out": str(out), "model": model, "images": len(files)}
     with result_folder(out, facts, overwrite=output.overwrite) as folder:
         result.save(folder)

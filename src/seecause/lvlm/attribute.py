@@ -2,62 +2,336 @@
 attribution, Kim et al. 2025).
 
 beta_n   mean of F over masks with head n on, less the mean with it off, the other heads at random
-         (a q-weighted Banzhaf value); estimated as in `fit.py`
-x*       x^(k_faith): the fewest heads, highest first, that alone bring more than 80 % of the effect
+         (a q-weighted Banzhaf value)
 
-Given x* (sections 5.1 and 5.2):
+A mask x leaves each entry on with probability 1 - p; F(x) is the response. Two estimators
+(section 3.3):
+
+fit         F(x) ~ x . beta + b, the paper's elastic net on 80 % of the masks; R2 and Pearson's
+            correlation on the others
+
+    1 / (2n) |y - Xw - b|^2 + alpha l1_ratio |w|_1 + alpha (1 - l1_ratio) / 2 |w|^2
+
+derivative  beta_n = mean over masks of dF/dm_n at m = s + (1 - 2 s) x. One backward pass gives the
+            derivatives for all entries, so 64 masks suffice where a fit needs more masks than there
+            are coefficients. For heads masks are softened a little, s = 0.1, because the response
+            is often flat at the ends. The error that remains is the curvature of F.
+
+Both compare the coefficients of two halves of the masks (`agreement`).
+
+Whether a ranking of heads holds (section 4.1): heads are switched on, or off, one after the other,
+highest first; x^(k) has the top k on:
+
+faithfulness F(x^(k)) -> 1        k_faith = min {k : F(x^(k)) > 0.8}: the heads that are enough
+completeness F(1 - x^(k)) -> 0    k_comp = min {k : F(1 - x^(k)) < 0.2}: the heads that are needed
+
+The curves are not monotone, so both counts are the first crossing of a scan from k = 1 on. Other
+rankings are compared with it:
+
+attention   Img(l, h): attention on the image, averaged over text rows                     (eq. 10)
+causal      Delta_n = 1 - F(all heads but n): what removing one head costs
+random      any order
+
+Given x* = x^(k_faith) (sections 5.1 and 5.2):
 
 Delta_i  1 - F(x*, all but text row i) / F(x*): what blocking one text row costs          (eq. 11)
 u*_i     Delta_i > 0.05,   sufficiency = F(x*, u*) / F(x*)
 gamma    coefficients of F(x*, u*, v) / F(x*, u*) on image-token masks v                   (eq. 12)
 w        sum_n x*_n beta_n sum_i u*_i Delta_i a^n_i: attention, weighted by what matters   (eq. 13)
 
-`trace_answer` computes all of it, beside the other rankings and curves of `analysis.py`.
+`trace_answer` computes all of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
 from seecause.errors import BadOption
 from seecause.files import write_atomic, write_json
-from seecause.lvlm.analysis import (
-    Head,
-    RankingCurves,
-    attention_scores,
-    causal_scores,
-    curve_counts,
-    random_orders,
-    scan,
-)
 from seecause.lvlm.engine import MaskedRows, MaskEngine, weak
-from seecause.lvlm.fit import (
-    SOFTEN,
-    Ablated,
-    Coefficients,
-    How,
-    MaskCount,
-    Sampling,
-    correlation,
-    estimate,
-)
-from seecause.options import Seed, checked
+from seecause.lvlm.model import Head
+from seecause.options import Limit, Seed, checked
 from seecause.results import Result
 
+How = Literal["derivative", "fit"]
+MaskCount = Annotated[int, Limit(lambda count: count >= 4, "at least 4 masks")]
+Ablated = Annotated[float, Limit(lambda p: 0 < p < 1, "a share between 0 and 1")]
+
+MASKS: dict[How, int] = {"derivative": 64, "fit": 10_000}
+SOFTEN = 0.1  # of heads, chosen on five images of Critters; image tokens do best without
+ALPHA, L1_RATIO, TRAIN = 5e-4, 0.5, 0.8  # the paper's elastic net and its share of training masks
+FAITHFUL, COMPLETE = 0.8, 0.2
 KEPT = 0.05  # a text row is kept if blocking it costs more
 LOW_R2, LOW_AGREEMENT = 0.5, 0.8  # below these a page warns
 ORDERS = 5  # of the random ranking
 POINTS = 128  # counts of heads at which rankings other than head attribution's are measured
 LENS_HEADS, LENS_WORDS = 5, 10
 _LEAST = 0.05  # F of the chosen heads, below which shares of it are noise
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which masks are drawn and what is made of them."""
+
+    how: How
+    masks: int
+    p: float
+    seed: int
+    soften: float = 0.0
+    slopes: int = 0  # how many of the masks, the first ones, derivatives are taken at
+
+    @classmethod
+    def of(
+        cls, how: How, masks: int | None, p: float, seed: int, *, soften: float = 0.0
+    ) -> Sampling:
+        """The usual number of masks where none is given, all of them differentiated."""
+        count = MASKS[how] if masks is None else masks
+        if how == "fit":
+            return cls(how, count, p, seed)
+        return cls(how, count, p, seed, soften, count)
+
+    @property
+    def runs(self) -> int:
+        """Masked runs in all: a derivative runs its masks once more."""
+        return self.masks + self.slopes
+
+    def check(self, size: int) -> None:
+        """Refuse too few masks for `size` coefficients."""
+        if self.how == "fit" and round(TRAIN * self.masks) <= size:
+            expected = f"more than {size / TRAIN:.0f}: {TRAIN:.0%} of the masks must outnumber the"
+            expected += f" {size} coefficients; how='derivative' needs fewer"
+            raise BadOption("masks", self.masks, expected)
+
+    def draw(self, size: int) -> Tensor:
+        """[masks, size] bool."""
+        self.check(size)
+        return draw_masks(self.masks, size, p=self.p, seed=self.seed)
+
+    def softened(self, masks: Tensor) -> Tensor:
+        """The masks at which derivatives are taken, [slopes, size] float64."""
+        return self.soften + (1 - 2 * self.soften) * masks[: self.slopes].double()
+
+
+def draw_masks(count: int, size: int, *, p: float = 0.75, seed: int = 0) -> Tensor:
+    """Masks [count, size] bool that are False with probability p, each entry by itself. More masks
+    of one seed begin with the same ones."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(count, size, generator=generator, dtype=torch.float32) >= p
+
+
+@dataclass(frozen=True, eq=False)
+class Coefficients:
+    """One number for each head or image token (float64, on the CPU), and how far to trust it.
+
+    Attributes:
+        coefficients: The estimates.
+        intercept: The predicted response where everything is ablated.
+        r2: Explained variance of responses to masks that the coefficients were not estimated from.
+        pearson: Correlation of these responses with their predictions.
+        masks: How many masks were drawn.
+        agreement: Correlation of the coefficients of two halves of the masks.
+        standard_error: By how much other masks would change each coefficient.
+        protocol: How the coefficients were computed.
+        unseen: The responses [n, 2] behind `r2`, true and predicted.
+    """
+
+    coefficients: Tensor
+    intercept: float
+    r2: float
+    pearson: float
+    masks: int
+    agreement: float
+    standard_error: Tensor
+    protocol: dict[str, Any] = field(default_factory=dict)
+    unseen: Tensor = field(default_factory=lambda: torch.zeros(0, 2, dtype=torch.float64))
+
+
+def estimate(
+    masks: Tensor,
+    responses: Tensor,
+    slopes: Tensor | None,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> Coefficients:
+    """Coefficients [P] from masks [M, P] and responses [M]: by the mean derivative where the first
+    masks have `slopes` [K, P], else by the elastic net."""
+    if not all(bool(x.isfinite().all()) for x in (responses, slopes) if x is not None):
+        raise BadOption("responses", "NaN or infinite", "finite ones: the model's logits are not")
+    responses = responses.double().cpu()
+    if slopes is None:
+        return fit(masks, responses, seed=seed, device=device)
+    return mean_derivative(masks, responses, slopes.double().cpu())
+
+
+def mean_derivative(masks: Tensor, responses: Tensor, slopes: Tensor) -> Coefficients:
+    """Each half of the `slopes` predicts the responses to the other half, both together those to
+    the masks without slopes."""
+    x, few = masks.double(), len(slopes)
+    predicted = torch.empty_like(responses)
+    averages = []
+    for mine, other in (
+        (slice(0, few, 2), slice(1, few, 2)),
+        (slice(1, few, 2), slice(0, few, 2)),
+        (slice(0, few), slice(few, None)),
+    ):
+        averages.append(slopes[mine].mean(dim=0))
+        rest = x[other] - x[mine].mean(dim=0)
+        predicted[other] = responses[mine].mean() + rest @ averages[-1]
+    *halves, coefficients = averages
+    return _judged(
+        coefficients,
+        float(responses.mean() - x.mean(dim=0) @ coefficients),
+        (responses, predicted),
+        masks=len(masks),
+        agreement=correlation(*halves),
+        standard_error=slopes.std(dim=0) / few**0.5,
+    )
+
+
+def fit(
+    masks: Tensor, responses: Tensor, *, seed: int = 0, device: torch.device | str = "cpu"
+) -> Coefficients:
+    """The elastic net on 80 % of the masks, drawn by `seed`; judged on the others."""
+    generator = torch.Generator().manual_seed(seed)
+    shuffled, fitted = torch.randperm(len(masks), generator=generator), round(TRAIN * len(masks))
+    train, test = shuffled[:fitted], shuffled[fitted:]
+    halves = [elastic_net(masks[i], responses[i], device)[0] for i in (train[::2], train[1::2])]
+    coefficients, intercept, gram = elastic_net(masks[train], responses[train], device)
+    predicted = masks[test].double() @ coefficients + intercept
+    error = (responses[test] - predicted).square().mean().to(gram)
+    variance = error * torch.linalg.pinv(gram, hermitian=True).diagonal()  # of least squares
+    return _judged(
+        coefficients,
+        intercept,
+        (responses[test], predicted),
+        masks=len(masks),
+        agreement=correlation(*halves),
+        standard_error=variance.sqrt().cpu(),
+    )
+
+
+def elastic_net(
+    x: Tensor, y: Tensor, device: torch.device | str = "cpu"
+) -> tuple[Tensor, float, Tensor]:
+    """scikit-learn's elastic net of y [n] on masks x [n, P]: coefficients [P], the intercept, and
+    X'X of the centred masks [P, P].
+
+    X'X is made on `device`: x holds zeros and ones, so its sums of products are whole numbers and
+    exact in float32 (up to 2^24 masks).
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import ElasticNet
+
+    counts = x.to(device).float()
+    mean, mean_y = counts.mean(dim=0, dtype=torch.float64), float(y.mean())
+    gram = (counts.T @ counts).double() - len(x) * torch.outer(mean, mean)
+    net = ElasticNet(
+        alpha=ALPHA, l1_ratio=L1_RATIO, fit_intercept=False, precompute=gram.cpu().numpy()
+    )
+    with warnings.catch_warnings():  # where masks are few; R2 and agreement tell
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        net.fit((x.double() - mean.cpu()).numpy(), (y - mean_y).numpy())
+    coefficients = torch.from_numpy(net.coef_)
+    return coefficients, mean_y - float(mean.cpu() @ coefficients), gram
+
+
+def _judged(
+    coefficients: Tensor, intercept: float, unseen: tuple[Tensor, Tensor], **details: Any
+) -> Coefficients:
+    """Coefficients with R2 and correlation of `unseen` responses, true and predicted."""
+    truth, predicted = unseen
+    rest = (truth - predicted).square().sum() / (truth - truth.mean()).square().sum()
+    quality: dict[str, Any] = {"r2": float(1 - rest), "pearson": correlation(truth, predicted)}
+    both = torch.stack([truth, predicted], dim=1)
+    return Coefficients(coefficients, intercept, **quality, **details, unseen=both)
+
+
+def top_heads(values: Tensor, k: int) -> list[Head]:
+    """The `k` heads with the largest values [L, H], highest first."""
+    order = values.flatten().argsort(descending=True, stable=True)[:k]
+    return [divmod(index, values.shape[1]) for index in order.tolist()]
+
+
+def correlation(x: Tensor, y: Tensor) -> float:
+    """Pearson's correlation of two vectors; NaN if one is constant."""
+    return float(torch.corrcoef(torch.stack([x.double(), y.double()]))[0, 1])
+
+
+@dataclass(frozen=True, eq=False)
+class RankingCurves:
+    """F along a ranking of P heads; one row for each order where there are several (random)."""
+
+    faithfulness: Tensor  # [O, P + 1] float64; column k: only the top k on
+    completeness: Tensor  # [O, P + 1] float64; column k: all but the top k on
+
+    def enough(self, level: float = FAITHFUL) -> Tensor:
+        """[O] k_faith: how many heads alone bring more than `level` of the effect."""
+        return _first(self.faithfulness > level)
+
+    def needed(self, level: float = COMPLETE) -> Tensor:
+        """[O] k_comp: how many heads must go until less than `level` of the effect is left."""
+        return _first(self.completeness < level)
+
+    def rows(self, rows: slice) -> RankingCurves:
+        return RankingCurves(self.faithfulness[rows], self.completeness[rows])
+
+
+def scan(engine: MaskEngine, orders: Tensor, *, points: int | None = None) -> RankingCurves:
+    """Both curves for orders [P] or [O, P] of component indices, highest first. In full, or with
+    `points` at about so many counts (`curve_counts`) and interpolated between them."""
+    orders = torch.atleast_2d(orders.cpu())
+    counts = curve_counts(engine.n_components, points)
+    ranks = orders.argsort(dim=1)  # of each head in each order
+    on = ranks[:, None] < torch.tensor(counts)[:, None]  # [O, K, P]
+    responses = engine.evaluate(heads=torch.cat([on, ~on]).flatten(0, 1)).double().cpu()
+    every = np.arange(engine.n_components + 1)
+    rows = [np.interp(every, counts, row) for row in responses.reshape(-1, len(counts)).numpy()]
+    return RankingCurves(*torch.from_numpy(np.stack(rows)).reshape(2, len(orders), -1))
+
+
+def curve_counts(size: int, points: int | None = None) -> list[int]:
+    """How many of `size` heads are on at each place of a curve: any number, or about `points` of
+    them, close together where heads are few."""
+    if points is None or points > size:
+        return list(range(size + 1))
+    return sorted({round(size * (place / (points - 1)) ** 2) for place in range(points)})
+
+
+def _first(crossed: Tensor) -> Tensor:
+    """The first True of each row [O, P + 1], from k = 1 on; the last k where there is none."""
+    crossed = crossed[:, 1:]
+    return torch.where(crossed.any(dim=1), crossed.int().argmax(dim=1) + 1, crossed.shape[1])
+
+
+def attention_scores(engine: MaskEngine) -> Tensor:
+    """[L, H] float64: attention of a head of the intact model on the image (eq. 10)."""
+    return engine.activations().attention.sum(dim=-1).mean(dim=-1).double().cpu()
+
+
+def causal_scores(engine: MaskEngine) -> Tensor:
+    """[L, H] float64: the share of the image's effect that is lost without this head, all others
+    seeing."""
+    all_but_one = ~torch.eye(engine.n_components, dtype=torch.bool)
+    lost = 1 - engine.evaluate(heads=all_but_one).double().cpu()
+    return lost.reshape(engine.lvlm.n_layers, engine.lvlm.n_heads)
+
+
+def random_orders(engine: MaskEngine, count: int, *, seed: int = 0) -> Tensor:
+    """[count, L*H]: component indices in random orders."""
+    generator = torch.Generator().manual_seed(seed)
+    orders = [torch.randperm(engine.n_components, generator=generator) for _ in range(count)]
+    return torch.stack(orders)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +345,7 @@ class HeadAttribution(Coefficients):
 
     def top(self, k: int) -> list[Head]:
         """The `k` heads with the largest coefficients."""
-        return [divmod(i, self.coefficients.shape[1]) for i in self.order()[:k].tolist()]
+        return top_heads(self.coefficients, k)
 
     def mask(self, k: int) -> Tensor:
         """[L*H] bool: the `k` heads with the largest coefficients."""
@@ -160,16 +434,13 @@ def attribute_tokens(
         >>> sc.lvlm.image_map(engine.prompt.tokens, found.coefficients).shape
         torch.Size([12, 12])
     """
-    if text is not None and not bool(text.any()):
-        raise BadOption("text", "no row", "at least one text row that may see the image")
     sampling = Sampling.of(how, masks, p, seed)
-    seeing = (_one_mask(heads), _one_mask(text))
-    response = _substantial(engine, float(engine.evaluate(*seeing)[0]))
+    response = _substantial(engine, float(engine.evaluate(heads, text)[0]))
     drawn = sampling.draw(engine.n_image)
     slopes = None
     if sampling.slopes:
-        slopes = engine.slopes(*seeing, sampling.softened(drawn), of="image")[1] / response
-    responses = engine.evaluate(*seeing, drawn) / response
+        slopes = engine.slopes(heads, text, sampling.softened(drawn), of="image")[1] / response
+    responses = engine.evaluate(heads, text, drawn) / response
     found = estimate(drawn, responses, slopes, seed=seed, device=engine.lvlm.device)
     facts = {
         "heads": None if heads is None else int(heads.sum()),
@@ -188,7 +459,7 @@ def text_effects(engine: MaskEngine, heads: Tensor | None = None) -> Tensor:
     whole = torch.ones(1, engine.n_text, dtype=torch.bool)
     all_but_one = ~torch.eye(engine.n_text, dtype=torch.bool)
     masks = torch.cat([whole, all_but_one])
-    responses = engine.evaluate(heads=_one_mask(heads), text=masks).double().cpu()
+    responses = engine.evaluate(heads=heads, text=masks).double().cpu()
     return 1 - responses[1:] / _substantial(engine, float(responses[0]))
 
 
@@ -202,7 +473,7 @@ def kept_rows(deltas: Tensor) -> Tensor:
 def sufficiency(engine: MaskEngine, heads: Tensor | None, text: Tensor) -> float:
     """F(x*, u*) / F(x*): how much of the effect the kept text rows [T] carry alone."""
     both = torch.stack([torch.ones_like(text, dtype=torch.bool), text.bool()])
-    whole, part = engine.evaluate(heads=_one_mask(heads), text=both).double().tolist()
+    whole, part = engine.evaluate(heads=heads, text=both).double().tolist()
     return part / _substantial(engine, whole)
 
 
@@ -215,11 +486,6 @@ def weighted_attention(
     by_head = (coefficients.flatten() * heads.flatten()).to(attention)
     weights = (deltas * rows).to(attention)
     return torch.einsum("h,t,htn->n", by_head, weights, attention).cpu()
-
-
-def _one_mask(mask: Tensor | None) -> Tensor | None:
-    """One mask that serves all."""
-    return None if mask is None else mask.reshape(1, -1)
 
 
 def _substantial(engine: MaskEngine, response: float) -> float:
@@ -315,18 +581,15 @@ class AnswerTrace(Result):
 
     def save(self, folder: str | Path) -> Path:
         """Write `trace.safetensors` and `trace.json`."""
-        tensors = {"coefficients": self.heads.coefficients, "unseen": self.heads.unseen}
-        tensors |= {"standard_error": self.heads.standard_error, "chosen": self.chosen}
-        tensors |= {"attention": self.attention, "causal": self.causal}
-        for name, curves in self.curves.items():
-            tensors[f"faithfulness.{name}"] = curves.faithfulness
-            tensors[f"completeness.{name}"] = curves.completeness
+        parts = [("", self), ("", self.heads)]
         if self.tokens is not None:
-            found = self.tokens.attribution
-            tensors |= {"tokens.coefficients": found.coefficients, "tokens.rows": self.tokens.rows}
-            tensors |= {"tokens.standard_error": found.standard_error}
-            tensors |= {"tokens.weighted": self.tokens.weighted}
-            tensors |= {"tokens.deltas": self.tokens.deltas}
+            parts += [("tokens.", self.tokens), ("tokens.", self.tokens.attribution)]
+        tensors = {}
+        for prefix, part in parts:
+            own = {name: x for name, x in vars(part).items() if isinstance(x, Tensor)}
+            tensors |= {prefix + name: x for name, x in own.items()}
+        for name, curves in self.curves.items():
+            tensors |= {f"{kind}.{name}": rows for kind, rows in vars(curves).items()}
         card = {"numbers": self.numbers(), "protocol": self.heads.protocol}
         return save_result(folder, "trace", tensors, card)
 
@@ -407,10 +670,9 @@ def trace_answer(
     ranked = [x.flatten().argsort(descending=True, stable=True) for x in (causal, attention)]
     orders = torch.stack([*ranked, *random_orders(engine, ORDERS, seed=seed)])
     others = scan(engine, orders, points=POINTS)
+    rows = {"causal": slice(0, 1), "attention": slice(1, 2), "random": slice(2, None)}
     curves = {"hear": scan(engine, heads.order())}
-    for name, rows in (("causal", slice(0, 1)), ("attention", slice(1, 2))):
-        curves[name] = others.rows(rows)
-    curves["random"] = others.rows(slice(2, None))
+    curves |= {name: others.rows(mine) for name, mine in rows.items()}
     chosen = heads.mask(int(curves["hear"].enough()[0]))
     traced = None
     if tokens:

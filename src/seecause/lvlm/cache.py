@@ -18,7 +18,6 @@ At 0 and 1 both are what a mask does; between, they have a derivative.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -179,19 +178,15 @@ def has_fused_read(q: Tensor) -> bool:
     if not q.is_cuda:
         return q.device.type == "cpu"  # elsewhere (mps, xpu) the plain way
     right_width = q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
-    return q.dtype in _HALF and right_width and _capability(q.device) >= _AMPERE
-
-
-@cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+    new = torch.cuda.get_device_capability(q.device) >= _AMPERE
+    return q.dtype in _HALF and right_width and new
 
 
 @cache
 def _has_cudnn(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether cuDNN reads many rows here, and faster: on Hopper, where it needs two thirds of the
     time."""
-    if _capability(device)[0] != _HOPPER:
+    if torch.cuda.get_device_capability(device)[0] != _HOPPER:
         return False
     x = torch.zeros(1, 2, 128, 64, dtype=dtype, device=device)
     try:
@@ -226,19 +221,17 @@ KeyValue = tuple[Tensor, Tensor]  # [1, Hkv, K, dh]
 
 
 @torch.no_grad()
-def run_prefix(decoder: Decoder, prompts: Sequence[Prompt]) -> list[KeyValue]:
-    """For each block, keys (before rotation) and values [B, Hkv, P, dh] of every row up to the last
-    image token, for prompts of one shape. In a prefix language model they depend on the question,
-    which runs along."""
-    first, keys_values = prompts[0], list[KeyValue]()
-    last, end = first.image.stop, max(first.image.stop, first.prefix)
-    features = zip(*(prompt.deepstack for prompt in prompts), strict=True)
+def run_prefix(decoder: Decoder, prompt: Prompt) -> list[KeyValue]:
+    """For each block, keys (before rotation) and values [1, Hkv, P, dh] of every row up to the last
+    image token. In a prefix language model they depend on the question, which runs along."""
+    keys_values = list[KeyValue]()
+    last, end = prompt.image.stop, max(prompt.image.stop, prompt.prefix)
     run(
         decoder,
-        torch.cat([prompt.embeddings[:, :end] for prompt in prompts]),
-        first.at.take(first.at.index[:end]),
-        deepstack=tuple(map(torch.cat, features)),
-        image=first.image,
+        prompt.embeddings[:, :end],
+        prompt.at.take(prompt.at.index[:end]),
+        deepstack=prompt.deepstack,
+        image=prompt.image,
         record=lambda _, k, v: keys_values.append((k[:, :, :last], v[:, :, :last])),
     )
     return keys_values
@@ -292,12 +285,10 @@ class PrefixCache:
         if isinstance(mixed, tuple):
             weights = [weight if bias is None else weight + bias for weight in mixed]
             banks = [Bank(*kv, bias=weight) for kv, weight in zip(both, weights, strict=True)]
-            many = len(mixed[0])
         else:
             masks = mixed[q.shape[2]]
             banks = [Bank(*kv, keep=keep, bias=bias) for kv, keep in zip(both, masks, strict=True)]
-            many = len(masks[0].keep)
-        return attend(q.expand(max(len(q), many), -1, -1, -1), banks, scale=scale)
+        return attend(q, banks, scale=scale)
 
     def bias(self, block: Block, *, rows: int) -> Tensor | None:
         """What hides keys from the last `rows` rows, [1, 1|H, rows, K]; None where all of them come
@@ -340,7 +331,7 @@ def prefix_cache(
     at = prompt.at.take(prompt.at.index[: image.stop])
     image_at = prompt.at.take(prompt.at.index[image])
     image_bank, average_bank = [], []
-    for index, (unrotated, values) in enumerate(run_prefix(decoder, [prompt])):
+    for index, (unrotated, values) in enumerate(run_prefix(decoder, prompt)):
         turn = decoder.blocks[index].rotate
         assert turn is not None
         keys = turn(unrotated, at)

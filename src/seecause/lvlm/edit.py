@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -31,10 +31,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from seecause.errors import BadInput, BadOption, UnsupportedModel
-from seecause.lvlm.analysis import Head
 from seecause.lvlm.bank import QUESTION, MeanBank, with_words_of
 from seecause.lvlm.cache import KeyValue, run_prefix
-from seecause.lvlm.model import LVLM
+from seecause.lvlm.model import LVLM, Head
 from seecause.lvlm.prompt import Prompt, read
 from seecause.models.layout import At
 
@@ -93,12 +92,16 @@ class _Edit:
         if old:
             self.now = self._continued(past, old, pixels)
             self.now.length = old + ids.shape[1]
-        elif pixels:
-            self.now = self._prompted(inputs)
         else:
-            self.now = _Sequence(ids.shape[1])
-        if self.now.at is None:
-            self._need_text(ids)
+            self.now = self._prompted(inputs) if pixels else _Sequence(ids.shape[1])
+        image_tokens = int((ids == self.lvlm.module.config.image_token_id).sum())
+        if self.now.at is None and image_tokens:  # they would be taken for text
+            raise BadInput(
+                f"{image_tokens} image tokens without an image ({_library()})",
+                "the forward was called with no inputs of an image that this edit knows, so the"
+                " edit would change nothing",
+                "pass pixel_values; if you did, this version of the library is not supported",
+            )
         if past is not None:
             self.caches[past] = self.now
 
@@ -116,17 +119,6 @@ class _Edit:
                 "pass pixel_values, or call generate inside the block",
             )
         return {**{n: v for n, v in inputs.items() if n != FEATURES}, **source}
-
-    def _need_text(self, ids: Tensor) -> None:
-        """Refuse image tokens whose image was not seen: they would be taken for text."""
-        known = getattr(self.lvlm.module.config, "image_token_id", None)
-        if known is not None and bool((ids == known).any()):
-            raise BadInput(
-                f"{int((ids == known).sum())} image tokens without an image ({_library()})",
-                "the forward was called with no inputs of an image that this edit knows, so the"
-                " edit would change nothing",
-                "pass pixel_values; if you did, this version of the library is not supported",
-            )
 
     def _continued(self, past: Any, old: int, pixels: bool) -> _Sequence:
         """What a cache that holds tokens is about."""
@@ -181,7 +173,7 @@ class _Edit:
         lvlm = self.lvlm
         if self.blind is not None:
             keys, values = self.blind.means(lvlm, prompt, self.image)
-            pairs = [(k[None], v[None]) for k, v in zip(keys, values, strict=True)]
+            pairs = zip(keys[:, None], values[:, None], strict=True)
             return self._rotated(pairs, prompt)
         assert self.redirect is not None
         donor = lvlm.prompt(self.redirect, QUESTION)
@@ -195,14 +187,15 @@ class _Edit:
 
     def _image_keys(self, donor: Prompt, prompt: Prompt) -> list[KeyValue]:
         """Keys and values of the donor's image tokens, where everybody sees its image."""
-        prefix = run_prefix(self.lvlm.decoder, [donor])
-        pairs = [(k[:, :, donor.image], v[:, :, donor.image]) for k, v in prefix]
-        return self._rotated(pairs, prompt)
+        prefix = run_prefix(self.lvlm.decoder, donor)
+        return self._rotated(
+            ((k[:, :, donor.image], v[:, :, donor.image]) for k, v in prefix), prompt
+        )
 
-    def _rotated(self, pairs: list[KeyValue], prompt: Prompt) -> list[KeyValue]:
+    def _rotated(self, pairs: Iterable[KeyValue], prompt: Prompt) -> list[KeyValue]:
+        blocks: list[Any] = self.lvlm.blocks
         at = prompt.at.take(prompt.at.index[prompt.image])
-        turns = [block.rotate for block in self.lvlm.blocks]
-        return [(k if t is None else t(k, at), v) for t, (k, v) in zip(turns, pairs, strict=True)]
+        return [(block.rotate(k, at), v) for block, (k, v) in zip(blocks, pairs, strict=True)]
 
     def change(self, module: Any, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> Tensor:
         """`out` [B, R, H, dh] with what the edited heads bring to text rows instead."""
@@ -312,8 +305,7 @@ def edited_heads(
     native = _registered(lvlm.blocks[0].native.self_attn, before)
     edit = _Edit(lvlm, mask.to(lvlm.device), native, blind, redirect, image)
     with ExitStack() as stack:
-        stack.enter_context(_watched(lvlm.module, edit))
-        stack.enter_context(_watched_encoder(lvlm.module, edit))
+        _watch(lvlm.module, edit, stack)
         _EDITS.append(edit)
         stack.callback(_EDITS.clear)
         stack.callback(lvlm.module.set_attn_implementation, {"text_config": before})
@@ -328,35 +320,12 @@ def edited_heads(
             )
 
 
-@contextmanager
-def _watched_encoder(module: nn.Module, edit: _Edit) -> Iterator[None]:
-    """Record which inputs the features of an image are made of, since `generate` may call the
-    encoder by itself and pass only its features on."""
-    base: Any = getattr(module, "base_model", module)
-    native = getattr(base, ENCODER, None)
-    if native is None:
-        yield
-        return
-
-    @functools.wraps(native)
-    def encode(*args: Any, **given: Any) -> Any:
-        out = native(*args, **given)
-        if not edit.reading:
-            inputs = inspect.signature(native).bind_partial(*args, **given).arguments
-            edit.encoded = (out, {n: v for n, v in inputs.items() if n != "kwargs"})
-        return out
-
-    setattr(base, ENCODER, encode)
-    try:
-        yield
-    finally:
-        delattr(base, ENCODER)  # the class's own is used again
-
-
-@contextmanager
-def _watched(module: nn.Module, edit: _Edit) -> Iterator[None]:
-    """Tell an edit of every forward of the whole model: its inputs, and that it ended."""
-    signature = inspect.signature(module.forward)
+def _watch(module: Any, edit: _Edit, stack: ExitStack) -> None:
+    """Call an edit before and after every forward of the whole model, until the stack ends. Also
+    record which inputs the features of an image are made of, since `generate` may call the encoder
+    by itself and pass only its features on."""
+    base = getattr(module, "base_model", module)
+    native, signature = getattr(base, ENCODER, None), inspect.signature(module.forward)
     rest = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
 
     def begin(_: nn.Module, positional: tuple[Any, ...], given: dict[str, Any]) -> None:
@@ -370,13 +339,21 @@ def _watched(module: nn.Module, edit: _Edit) -> Iterator[None]:
         if not edit.reading:
             edit.end(out)
 
-    before = module.register_forward_pre_hook(begin, with_kwargs=True)
-    after = module.register_forward_hook(end, always_call=True)
-    try:
-        yield
-    finally:
-        before.remove()
-        after.remove()
+    stack.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
+    stack.callback(module.register_forward_hook(end, always_call=True).remove)
+    if native is None:
+        return
+
+    @functools.wraps(native)
+    def encode(*args: Any, **given: Any) -> Any:
+        out = native(*args, **given)
+        if not edit.reading:
+            inputs = inspect.signature(native).bind_partial(*args, **given).arguments
+            edit.encoded = (out, {n: v for n, v in inputs.items() if n != "kwargs"})
+        return out
+
+    setattr(base, ENCODER, encode)
+    stack.callback(delattr, base, ENCODER)  # the class's own is used again
 
 
 def _library() -> str:

@@ -17,19 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from seecause import __version__
+from seecause.engine.attend import Bank, attend, attention_weights
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.sweep import part_without_gradient
 from seecause.engine.walk import walk
 from seecause.errors import BadInput, BadOption, NotDefined
-from seecause.lvlm.analysis import HeadActivations, head_activations
 from seecause.lvlm.bank import MeanBank
 from seecause.lvlm.cache import (
     PrefixCache,
@@ -42,7 +41,7 @@ from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt
 from seecause.models.decoder import sees_all_before
 from seecause.models.eval_mode import check_eval_mode
-from seecause.options import Count, Limit, checked
+from seecause.options import Whole, checked
 from seecause.types import wide, wide_dtype
 
 # masks at once, when all text rows run; more is not faster, and thousands divide evenly
@@ -50,7 +49,6 @@ MOST = {"cuda": 500, "cpu": 64}
 FEW_IMAGES = 20  # calibration images, below which a page warns
 MaskKind = Literal["heads", "text", "image"]
 Read = Callable[[Tensor], Tensor]  # normed states [B, W, D] -> [B, anything]
-Place = Annotated[int, Limit(lambda place: place >= 0, "a token of the answer, from 0 on")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +76,8 @@ class Masks:
         """[M]: masks that agree in the first blocks come together."""
         if len(self.heads) == 1:
             return torch.arange(len(self))
-        packed = np.packbits(self.heads.flatten(1).numpy(), axis=1)
-        return torch.from_numpy(np.lexsort(packed.T[::-1]))
+        _, alike = self.heads.flatten(1).unique(dim=0, return_inverse=True)
+        return alike.argsort(stable=True)
 
     def shared_layers(self) -> int:
         """How many of the first blocks give every mask the same states: the heads agree, and no row
@@ -90,6 +88,25 @@ class Masks:
         if any(mask is not None and len(mask) > 1 for mask in (self.text, self.image)):
             same &= ~self.heads.flatten(2).any(dim=2).any(dim=0)
         return int(same.int().cumprod(dim=0).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class HeadActivations:
+    """What every head of the intact model does."""
+
+    lvlm: LVLM
+    attention: Tensor  # [L, H, T, N] of text rows on image tokens
+    outputs: Tensor  # [L, H, dh] at the last text row, before the output projection
+
+    @torch.no_grad()
+    def lens(self, layer: int, head: int) -> Tensor:
+        """[V]: the logit lens on one head's output (final norm, then vocabulary)."""
+        block, decoder = self.lvlm.blocks[layer], self.lvlm.decoder
+        alone = torch.zeros_like(self.outputs[layer])
+        alone[head] = self.outputs[layer, head]
+        both = torch.stack([alone, torch.zeros_like(alone)]).flatten(1)[None]  # [1, 2, H*dh]
+        mixed = block.mix(both)
+        return wide(decoder.head(decoder.norm(mixed[:, :1] - mixed[:, 1:])))[0, 0]
 
 
 class MaskedRows:
@@ -103,12 +120,12 @@ class MaskedRows:
         bank: MeanBank,
         image: Image.Image | None,
         targets: list[int],
-        block_size: int | None,
     ):
         self.lvlm, self.prompt, self.question = lvlm, prompt, question
         self.n_words, self.n_text, self.n_image = len(targets), prompt.n_text, prompt.n_image
         self.n_components = lvlm.n_layers * lvlm.n_heads  # L * H, layer by layer
-        self.block_size, self.bank_images = block_size, len(bank)
+        self.bank_images = len(bank)
+        self.block_size: int | None = None  # how many masks run at once; None: as the memory holds
         self.cache = prefix_cache(lvlm.decoder, prompt, *bank.means(lvlm, prompt, image))
         self._later_cache: PrefixCache | None = None  # from a later text row on, for the next call
         self._differentiable = False  # not checked yet
@@ -145,7 +162,27 @@ class MaskedRows:
     @torch.no_grad()
     def activations(self) -> HeadActivations:
         """What every head of the intact model does at every text row."""
-        return head_activations(self.lvlm, self.cache)
+        cache = self.cache
+        everything = cache.at.take(torch.cat([cache.keys_at.index, cache.at.index]))
+        attention, outputs = [], []
+        for step in walk(self.lvlm, cache.states, cache.at):
+            k, v = (
+                torch.cat(both, dim=2)
+                for both in zip(cache.image_bank[step.index], (step.k, step.v), strict=True)
+            )
+            bank = Bank(k, v, bias=step.block.bias(cache.at, everything))
+            weights = attention_weights(step.q, bank, scale=step.block.scale)  # [1, H, T, K]
+            attention.append(weights[0, :, :, cache.image])
+            step.o, _ = attend(step.q, [bank], scale=step.block.scale)
+            outputs.append(step.o[0, -1])
+        return HeadActivations(self.lvlm, torch.stack(attention), torch.stack(outputs))
+
+    def adjusted(
+        self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
+    ) -> Tensor:
+        """a [M, W] of masks heads [M, L*H], text [M, T] and image [M, N], of which one row serves
+        all: each word's logit less the vocabulary's mean, in float32 or float64."""
+        return self._answers(self._masks(heads, text, image))
 
     def _ends(self) -> Tensor:
         """[2, P]: masks in which no head sees the image, and in which all do."""
@@ -161,27 +198,29 @@ class MaskedRows:
     ) -> Masks:
         """A user's masks [M, L*H], [M, T] and [M, N] on the CPU, all heads where none are given;
         with `soft`, entries from 0 to 1 in that dtype."""
-        grid = (self.lvlm.n_layers, self.lvlm.n_heads)
         if heads is None:
             heads = torch.ones(1, self.n_components, dtype=torch.bool)
-        sizes = {"heads": self.n_components, "text": self.n_text, "image": self.n_image}
-        given = {"heads": heads, "text": text, "image": image}
         sent: dict[str, Tensor] = {}
-        for name, mask in given.items():
+        for name, mask, size in (
+            ("heads", heads, self.n_components),
+            ("text", text, self.n_text),
+            ("image", image, self.n_image),
+        ):
             if mask is None:
                 continue
-            if mask.ndim != 2 or mask.shape[1] != sizes[name] or len(mask) == 0:
-                raise BadOption(name, list(mask.shape), f"masks of shape [M, {sizes[name]}]")
-            if soft is None and not bool(((mask == 0) | (mask == 1)).all()):
-                raise BadOption(name, "other values", "0 or 1; for those between, engine.slopes")
-            if not bool(((mask >= 0) & (mask <= 1)).all()):
-                raise BadOption(name, "other values", "masks with values from 0 to 1")
+            mask = torch.atleast_2d(mask)
+            if mask.ndim != 2 or mask.shape[1] != size or len(mask) == 0:
+                raise BadOption(name, list(mask.shape), f"masks of shape [M, {size}]")
+            valid = (mask >= 0) & (mask <= 1) if soft else (mask == 0) | (mask == 1)
+            if not bool(valid.all()):
+                expected = "masks of 0 and 1; engine.slopes takes values from 0 to 1"
+                raise BadOption(name, "other values", expected)
             sent[name] = mask.detach().cpu().to(soft or torch.bool)
         counts = {len(mask) for mask in sent.values()} - {1}
         if len(counts) > 1:
             expected = "as many heads, text and image masks, or one that serves all"
             raise BadOption("masks", sorted(counts), expected)
-        sent["heads"] = sent["heads"].unflatten(1, grid)
+        sent["heads"] = sent["heads"].unflatten(1, (self.lvlm.n_layers, self.lvlm.n_heads))
         return Masks(**sent)
 
     @torch.no_grad()
@@ -277,7 +316,8 @@ class MaskedRows:
                 choose = choose[:, -self.n_words :]
             q, scale = step.q, step.block.scale
             bias = cache.bias(step.block, rows=q.shape[2])
-            image = cache.read_image(index, q, mixed, scale=scale, bias=bias)
+            every = q if sent.image is None else q.expand(max(len(q), len(sent.image)), -1, -1, -1)
+            image = cache.read_image(index, every, mixed, scale=scale, bias=bias)
             average = read_shared(q, *cache.average_bank[index], scale=scale, bias=bias)
             choose = choose.expand(-1, q.shape[2], -1).contiguous()
             own = {"scale": scale, "keep": cache.own_keep(q.shape[2])}
@@ -344,7 +384,6 @@ class MaskEngine(MaskedRows):
         answer: Text or token ids; None: the model's own answer.
         position: Which token of the answer is explained; those before it are taken as said.
         floor: The least effect of the image towards the answer, in logits; None: any effect.
-        block_size: How many masks run at once; None: as many as the memory holds.
 
     Raises:
         BadInput: If the image moves the answer by less than `floor`.
@@ -369,13 +408,25 @@ class MaskEngine(MaskedRows):
         bank: MeanBank,
         *,
         answer: str | Sequence[int] | None = None,
-        position: Place = 0,
+        position: Whole = 0,
         floor: float | None = 1.0,
-        block_size: Count | None = None,
     ):
-        prompt, self.target = _sequence(lvlm, image, question, answer, position)
-        shown = image if isinstance(image, Image.Image) else None
-        super().__init__(lvlm, prompt, question, bank, shown, [self.target], block_size)
+        if isinstance(image, Prompt):
+            if isinstance(answer, str) or (answer is not None and len(answer) != 1) or position:
+                expected = "None or one token id with a Prompt, which holds what was said before it"
+                raise BadOption("answer", answer, expected)
+            prompt, shown = image, None
+            self.target = int(lvlm.next_logits(image).argmax() if answer is None else answer[0])
+        elif question is None:
+            raise BadOption("question", question, "a question about the image")
+        else:
+            ids = lvlm.answer_ids(image, question, answer, position + 1)
+            if position >= len(ids):
+                expected = f"below {len(ids)}, the number of tokens said"
+                raise BadOption("position", position, expected)
+            prompt, shown = lvlm.prompt(image, question, ids[:position] or None), image
+            self.target = ids[position]
+        super().__init__(lvlm, prompt, question, bank, shown, [self.target])
         self.position, self.floor = position, floor
         ends = self.adjusted(self._ends())
         self.ablated, self.intact = (float(a) for a in ends)  # a(0), a(1)
@@ -404,7 +455,7 @@ class MaskEngine(MaskedRows):
         self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
     ) -> Tensor:
         """a [M]: the answer's logit less the vocabulary's mean, in float32 or float64."""
-        return self._answers(self._masks(heads, text, image))[:, 0]
+        return super().adjusted(heads, text, image)[:, 0]
 
     def slopes(
         self,
@@ -430,31 +481,3 @@ class MaskEngine(MaskedRows):
             "position": self.position, "text": list(self.prompt.pieces), "floor": self.floor,
             "intact": self.intact, "ablated": self.ablated,
         }  # fmt: skip
-
-
-def _sequence(
-    lvlm: LVLM,
-    image: Image.Image | Prompt,
-    question: str | None,
-    answer: str | Sequence[int] | None,
-    position: int,
-) -> tuple[Prompt, int]:
-    """The prompt, with the answer's tokens before `position` appended; and the one to explain."""
-    if isinstance(image, Prompt):
-        if isinstance(answer, str) or (answer is not None and len(answer) != 1) or position:
-            expected = "None or one token id with a Prompt, which holds everything said before it"
-            raise BadOption("answer", answer, expected)
-        return image, lvlm.next_token(image) if answer is None else int(answer[0])
-    if question is None:
-        raise BadOption("question", question, "a question about the image")
-    if answer is not None:
-        ids = lvlm.answer_ids(image, question, answer)
-    else:
-        prompt = lvlm.prompt(image, question)
-        if position == 0:  # also where the model would say nothing
-            return prompt, lvlm.next_token(prompt)
-        ids = lvlm.speak(prompt, position + 1)
-    if position >= len(ids):
-        whose = "the model's own answer" if answer is None else f"the answer {answer!r}"
-        raise BadOption("position", position, f"below {len(ids)}, the number of tokens in {whose}")
-    return lvlm.prompt(image, question, ids[:position] or None), ids[position]

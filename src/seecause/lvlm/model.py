@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from seecause.engine.verify import TOLERANCE, Probe, compare, listening, need_finite
 from seecause.engine.walk import walk
-from seecause.errors import BadInput, BadOption, DataMissing, UnknownName, ViewMismatch
+from seecause.errors import BadInput, BadOption, UnknownName
 from seecause.files import digest
 from seecause.lvlm import prompt as prompts
 from seecause.lvlm.cache import (
@@ -51,9 +51,9 @@ from seecause.models.load import (
 from seecause.options import checked
 from seecause.types import wide_dtype
 
-_SAMPLED = 1024  # values of each weight that the fingerprint reads
+Head = tuple[int, int]  # (layer, head), both from 0
+_SAMPLED = 1024  # values of each weight that the fingerprint reads, or more
 _SIDE = (224, 320)  # height and width of the noise image that a view is verified with
-LIBRARIES = ("builtin", "hf")
 CALIBRATION = 100  # images
 _START = 1 << 30  # far from any image of Critters that a model is trained or tested on
 
@@ -113,11 +113,9 @@ class LVLM:
     ) -> Prompt:
         """The sequence for an image and a question; `answer`, text or token ids, is appended as if
         already said."""
-        text, inputs = self._native(image, question)
+        _, inputs = self._native(image, question)
         if answer is not None:
-            ids = answer
-            if isinstance(answer, str):
-                ids = prompts.answer_ids(self, image, text, answer)
+            ids = self.answer_ids(image, question, answer)
             inputs = prompts.extended(inputs, ids, token_type=int(self.decoder.reads_prefix))
         return prompts.read(self, inputs, size=(image.height, image.width))
 
@@ -162,10 +160,8 @@ class LVLM:
         fewer where it ends before (the end token is left out)."""
         with decoder.NATIVE_RUN, _plain_generation(self.module):
             sequence = self.module.generate(**prompt.inputs, max_new_tokens=length)
-        ids, ends = (
-            sequence[0, len(prompt.ids) :].tolist(),
-            self.module.generation_config.eos_token_id,
-        )
+        ids = sequence[0, len(prompt.ids) :].tolist()
+        ends = self.module.generation_config.eos_token_id
         ends = ends if isinstance(ends, list) else [ends]
         return ids[:-1] if ids and ids[-1] in ends else ids
 
@@ -173,10 +169,6 @@ class LVLM:
     def next_logits(self, prompt: Prompt) -> Tensor:
         """[V]: the native model's logits of the next token."""
         return self.module(**prompt.inputs, use_cache=False, logits_to_keep=1).logits[0, -1]
-
-    def next_token(self, prompt: Prompt) -> int:
-        """The likeliest next token."""
-        return int(self.next_logits(prompt).argmax())
 
     @torch.no_grad()
     def readout(self, token: int) -> Tensor:
@@ -215,9 +207,9 @@ class LVLM:
         named = list(self.module.named_parameters())
         state = weights_key(tensor for _, tensor in named)
         if self._named is None or self._named[0] != state:
-            sampled = [
-                _some_values(tensor.detach()).to(self.device).double() for _, tensor in named
-            ]
+            # an odd step comes by every head
+            sampled = [x.detach().flatten()[:: x.numel() // _SAMPLED | 1] for _, x in named]
+            sampled = [values.to(self.device).double() for values in sampled]
             shapes = repr([(name, list(tensor.shape)) for name, tensor in named])
             self._named = (state, digest(shapes, torch.cat(sampled).cpu().numpy().tobytes()))
         return self._named[1]
@@ -236,15 +228,6 @@ def _plain_generation(module: Any) -> Iterator[None]:
         yield
     finally:
         module.generation_config = own
-
-
-def _some_values(values: Tensor) -> Tensor:
-    """All values of a small tensor, else some at fixed random places."""
-    if values.numel() <= _SAMPLED:
-        return values.flatten()
-    generator = torch.Generator().manual_seed(0)
-    places = torch.randint(values.numel(), (_SAMPLED,), generator=generator)
-    return values.flatten()[places.to(values.device)]
 
 
 def wrap(
@@ -334,21 +317,15 @@ def load(
         >>> lvlm.n_layers, lvlm.n_heads, prompt.n_image
         (6, 8, 144)
     """
-    library, _, where = spec.partition(":")
-    if library not in LIBRARIES or not where:
-        if not Path(spec).is_dir():
-            names = [f"{library}:NAME" for library in LIBRARIES]
-            raise UnknownName("vision-language model", spec, names)
-        library, where = "hf", spec
-    if library == "builtin":
-        known = [path.parent.name for path in ZOO.glob("*/config.json")]
-        if where not in known:
-            raise UnknownName("builtin vision-language model", where, known)
-        where = str(ZOO / where)
+    builtin = {f"builtin:{path.parent.name}": path.parent for path in ZOO.glob("*/config.json")}
+    library, _, name = spec.partition(":")
+    where = spec if Path(spec).is_dir() else builtin.get(spec, name if library == "hf" else "")
+    if not where:
+        raise UnknownName("vision-language model", spec, [*builtin, "hf:NAME-OR-FOLDER"])
     parse_device(device)
     kind = parse_dtype(dtype)
-    module, processor = _open(where)
-    default = torch.float32 if library == "builtin" else None  # builtin files hold half precision
+    module, processor = _open(str(where))
+    default = torch.float32 if spec in builtin else None  # builtin files hold half precision
     # quantised weights stay as they are stored, where their library put them
     if getattr(module.config, "quantization_config", None) is not None:
         if dtype is not None:
@@ -356,17 +333,6 @@ def load(
     else:
         module.to(device=device, dtype=kind or default)
     return wrap(module, processor, name=spec, template=template, check=check)
-
-
-def _builtin(name: str) -> Path:
-    folder = ZOO / name
-    if (folder / "config.json").is_file():
-        return folder
-    if name.startswith("critters-llava"):
-        make = f"Make it with `python -m tools.critters {name} --out DIR`, then name DIR/{name}"
-        raise DataMissing(f"builtin:{name}", "this copy of the package does not hold it", make)
-    names = [path.parent.name for path in ZOO.glob("*/config.json")]
-    raise UnknownName("builtin vision-language model", name, names)
 
 
 def calibration_critters(count: int = CALIBRATION, *, size: int = 96) -> list[Image.Image]:
@@ -388,11 +354,11 @@ def calibration_critters(count: int = CALIBRATION, *, size: int = 96) -> list[Im
     from seecause.critters.rendering import STYLES
     from seecause.data.images import to_pil
 
-    styles = STYLES
     latents = critters.draw("balanced", "train", count, start=_START)
+    parts = latents.split(-(-count // len(STYLES)))
     images = [
         critters.render(rows, size=size, style=style).image
-        for style, rows in zip(styles, latents.split(-(-count // len(styles))), strict=False)
+        for style, rows in zip(STYLES, parts, strict=False)
     ]
     return [to_pil(image) for image in torch.cat(images)]
 
@@ -400,19 +366,14 @@ def calibration_critters(count: int = CALIBRATION, *, size: int = 96) -> list[Im
 def _open(where: str) -> tuple[Any, Any]:
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    try:
-        module, processor = fetched(
-            f"hf:{where}",
-            lambda: (
-                pretrained_model(AutoModelForImageTextToText, where, dtype="auto"),
-                pretrained(AutoProcessor, where),
-            ),
-            remedy="give a name or folder of transformers",
-        )
-    except ImportError as lacking:
-        reason = f"what reads its weights is not installed ({' '.join(str(lacking).split())})"
-        remedy = "Install it, or give the model in float32 or half precision"
-        raise DataMissing(f"hf:{where}", reason, remedy) from lacking
+    module, processor = fetched(
+        f"hf:{where}",
+        lambda: (
+            pretrained_model(AutoModelForImageTextToText, where, dtype="auto"),
+            pretrained(AutoProcessor, where),
+        ),
+        remedy="give a name or folder of transformers, and install what reads its weights",
+    )
     readers = getattr(module.config.text_config, "image_readers", None)
     return (decoder.restrict(module) if readers else module), processor
 
@@ -426,9 +387,6 @@ def verify(lvlm: LVLM, prompt: Prompt | None = None) -> list[Probe]:
         native = lvlm.module(**prompt.inputs, use_cache=False).logits.to(lvlm.device)
     outputs = [output.to(lvlm.device) for output in outputs]
     need_finite(native)
-    if len(outputs) != len(language.blocks):
-        seen = f"{len(outputs)} of {len(language.blocks)} blocks were called"
-        raise ViewMismatch("blocks", "the native run", seen)
     keys: list[tuple[Tensor, Tensor]] = []
     final = decoder.run(
         language,

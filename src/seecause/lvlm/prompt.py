@@ -212,18 +212,13 @@ def _image_places(lvlm: LVLM, inputs: Mapping[str, Any]) -> Tensor:
             "there is no image to trace",
             "give an image, and a template that has a place for it",
         )
-    if len(inputs["input_ids"]) > 1:
-        raise BadInput(
-            f"{len(inputs['input_ids'])} sequences",
-            "heads are traced for one at a time",
-            "give one question",
-        )
     mask = inputs.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.all()):
+    padded = isinstance(mask, Tensor) and not bool(mask.all())
+    if len(inputs["input_ids"]) > 1 or padded:
         raise BadInput(
-            f"{int((mask == 0).sum())} tokens of padding (attention_mask)",
-            "tokens that nobody may see would be seen here",
-            "give the sequence without padding",
+            f"input_ids {list(inputs['input_ids'].shape)}{' with padding' if padded else ''}",
+            "heads are traced for one sequence at a time, in which every token is seen",
+            "give one question, without padding",
         )
     return places
 

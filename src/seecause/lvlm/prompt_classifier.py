@@ -30,6 +30,7 @@ import string
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import takewhile
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -38,7 +39,7 @@ from PIL import Image
 from torch import Tensor
 
 from seecause import __version__
-from seecause.engine.verify import compare, tolerance_of
+from seecause.engine.verify import compare, random_images, tolerance_of
 from seecause.errors import BadInput, BadOption, NotDefined, UnsupportedModel
 from seecause.files import digest, write_atomic, write_json
 from seecause.lvlm import prompt as prompts
@@ -81,27 +82,18 @@ class SequenceTree:
         return [replace(block, additive=partial(self._bias, block)) for block in blocks]
 
     def _bias(self, block: Block, rows: At, keys: At) -> Tensor:
-        """The block's own (causal) bias, and -inf between branches: [1, 1|H, R, K]. Blocks with the
-        same bias share one table in each run."""
-        memo_key = ("tree", block.additive)
-        if memo_key not in keys.memo:
-            device = keys.index.device
-            every, branch = keys.take(torch.arange(len(self.ids), device=device)), self.branch
-            own = block.bias(every, every)
-            assert own is not None
-            branch = branch.to(device)
-            hidden = (branch != 0) & (branch != branch[:, None])
-            keys.memo[memo_key] = own.masked_fill(hidden, -torch.inf)  # [1, 1|H, S, S]
-        return keys.memo[memo_key][:, :, rows.index[:, None], keys.index]
+        """The block's own (causal) bias, and -inf between branches: [1, 1|H, R, K]."""
+        own, branch = block.bias(rows, keys), self.branch.to(keys.index.device)
+        assert own is not None
+        theirs = branch[keys.index]
+        hidden = (theirs != 0) & (theirs != branch[rows.index][:, None])
+        return own.masked_fill(hidden, -torch.inf)
 
 
 def sequence_tree(sequences: Sequence[Sequence[int]]) -> SequenceTree:
     """The tree of several sequences of token ids."""
-    trunk = 0
-    for tokens in zip(*sequences, strict=False):
-        if len(set(tokens)) > 1:
-            break
-        trunk += 1
+    shared = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*sequences, strict=False))
+    trunk = len(list(shared))
     ids, positions, branch, starts = list(sequences[0][:trunk]), list(range(trunk)), [0] * trunk, []
     for number, sequence in enumerate(sequences, start=1):
         rest = sequence[trunk:]
@@ -156,13 +148,12 @@ def ask_names(
                 "give names that the tokenizer can tell apart",
             )
     sequences = [(*before, *name[:-1]) for name in names]  # the last token is read, never said
-    tree = sequence_tree(sequences)
     read, share = [], torch.zeros(sum(map(len, names)), len(classes), dtype=torch.float64)
     for c, name in enumerate(names):
         for t, token in enumerate(name):
             share[len(read), c] = 1 / len(name)
-            read.append((tree.row(c, len(before) - 1 + t), token))
-    return _query("name_ll", question, tree, read, share, sequences)
+            read.append((c, len(before) - 1 + t, token))
+    return _query("name_ll", question, sequences, read, share)
 
 
 def ask_labels(
@@ -170,42 +161,38 @@ def ask_labels(
 ) -> ClassQuery:
     """A list of options, and the likeliest letter, in several orders of the options."""
     letters = string.ascii_uppercase[: len(classes)]
-    sequences, words = [], []
-    for turn in range(min(ORDERS, len(classes))):
-        shift = turn * len(classes) // min(ORDERS, len(classes))
+    sequences, read = [], []
+    turns = min(ORDERS, len(classes))
+    for turn in range(turns):
+        shift = turn * len(classes) // turns
         listed = [*classes[shift:], *classes[:shift]]
         options = "\n".join(f"{a}. {name}" for a, name in zip(letters, listed, strict=False))
         text = LISTED.format(question=question, options=options)
         sequences.append(tuple(prompt(text)))
         ids = [tuple(tokens(text, letter)) for letter in letters]
-        if len(set(ids)) < len(classes) or any(len(each) != 1 for each in ids):
+        if len(set(ids)) < len(classes) or max(map(len, ids)) > 1:
             raise BadInput(
                 f"{len(classes)} options by letters",
                 "they are not one token each, and different ones",
                 "use by='name_ll', or give fewer classes",
             )
-        words.append([ids[(c - shift) % len(classes)][0] for c in range(len(classes))])
-    tree = sequence_tree(sequences)
-    ends = [tree.row(turn, len(sequence) - 1) for turn, sequence in enumerate(sequences)]
-    read = [(row, word) for row, of_turn in zip(ends, words, strict=True) for word in of_turn]
-    return _query("label_token", question, tree, read, None, sequences)
+        last = len(sequences[turn]) - 1
+        read += [(turn, last, ids[listed.index(name)][0]) for name in classes]
+    return _query("label_token", question, sequences, read, None)
 
 
 def _query(
     by: By,
     question: str,
-    tree: SequenceTree,
-    read: list[tuple[int, int]],
-    share: Tensor | None,
     sequences: Sequence[tuple[int, ...]],
+    read: Sequence[tuple[int, int, int]],
+    share: Tensor | None,
 ) -> ClassQuery:
-    """`read`: row and word of everything that is read."""
-    rows = sorted({row for row, _ in read})
-    places = torch.tensor([rows.index(row) for row, _ in read])
-    words = torch.tensor([word for _, word in read])
-    return ClassQuery(
-        by, question, tree, torch.tensor(rows), places, words, share, tuple(sequences)
-    )
+    """`read`: sequence, place and next word of everything that is read."""
+    tree = sequence_tree(sequences)
+    every = torch.tensor([(tree.row(number, place), word) for number, place, word in read])
+    rows, places = every[:, 0].unique(return_inverse=True)
+    return ClassQuery(by, question, tree, rows, places, every[:, 1], share, tuple(sequences))
 
 
 # The view.
@@ -258,15 +245,12 @@ class PromptClassifier(VisionModel):
         words = 2 * len(self.query.rows) * self.lvlm.decoder.head.out_features * max(4, element)
         return super().forward_bytes(layout) + len(self.query.tree.ids) * row + words
 
-    def fingerprint(self) -> str:
-        """A digest of the weights, the question, the classes and the gates."""
-        key, query = self.state_key(), self.query
-        if self.memo.get("fingerprint", (None,))[0] != key:
-            read = [tensor.tolist() for tensor in (query.rows, query.places, query.tokens)]
-            asked = (query.by, query.question, self.classes, query.sequences, read, self.merged)
-            decides = repr((asked, self._gate_values()))
-            self.memo["fingerprint"] = (key, digest(self.lvlm.fingerprint(), decides))
-        return self.memo["fingerprint"][1]
+    def weights_digest(self, name: str = "") -> str:
+        """A digest of all that decides predictions but gates: the weights, the question and the
+        classes."""
+        query, words = self.query, self.query.tokens.tolist()
+        asked = (query.by, query.question, self.classes, query.sequences, words)
+        return digest(self.lvlm.fingerprint(), repr(asked))
 
     def export(
         self, heads: Iterable[tuple[int, int]], folder: str | Path, *, note: str = ""
@@ -327,7 +311,6 @@ def classifier(
     *,
     question: str = "What is in the picture?",
     by: By = "name_ll",
-    preprocess: Preprocess | None = None,
     check: bool = True,
 ) -> PromptClassifier:
     """Make a classifier of LLaVA-1.5 or InternVL; other families tile or pack their images.
@@ -338,7 +321,6 @@ def classifier(
         question: What is asked about the image.
         by: "name_ll" reads the mean log-likelihood of each name's tokens; "label_token" lists the
             classes and reads the letter.
-        preprocess: In place of what the processor does to images, except for their size.
         check: Whether to compare its logits with those of native runs.
 
     Returns:
@@ -356,11 +338,8 @@ def classifier(
     """
     if len(classes) < 2 or len(set(classes)) < len(classes):
         raise BadOption("classes", list(classes)[:8], "two different names or more")
-    if lvlm.decoder.reads_prefix:
-        reason = "its image tokens read the question, so one run cannot serve several questions"
-        raise UnsupportedModel(lvlm.name, reason, "use LLaVA-1.5 or InternVL")
     tower = vision_tower(lvlm.module)
-    frame = _frame(lvlm, tower, preprocess)
+    frame = _frame(lvlm, tower)
     height, width = frame.size
     blank = Image.new("RGB", (width, height))
 
@@ -389,11 +368,7 @@ def classifier(
 def verify_answers(model: PromptClassifier) -> None:
     """Compare the classifier's logits with those of plain native runs on noise; of many class
     names, the first few."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (2, 3, *model.preprocess.size)
-    noise = torch.randn(shape, generator=generator, dtype=torch.float32)
-    images = noise.to(model.device, model.dtype)
-    query = model.query
+    images, query = random_images(model), model.query
     count = len(query.sequences) if query.share is None else min(_CHECKED, len(query.sequences))
     native, scores = _native(model.lvlm, query, images, count), model(images)
     checked = native.shape[1]
@@ -458,33 +433,26 @@ def _native(lvlm: LVLM, query: ClassQuery, images: Tensor, count: int) -> Tensor
     """Logits of classes by the native forward, one of the first `count` sequences at a time."""
     shape = (len(images), len(query.rows), lvlm.decoder.head.out_features)
     logits = torch.zeros(shape, dtype=lvlm.dtype, device=lvlm.device)
-    place_of = {int(row): place for place, row in enumerate(query.rows)}
     for number, sequence in enumerate(query.sequences[:count]):
         ids = torch.tensor([sequence], device=lvlm.device).expand(len(images), -1)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": images}
         native = lvlm.module(**inputs, use_cache=False).logits
-        for place in range(len(sequence)):
-            row = query.tree.row(number, place)
-            if row in place_of:
-                logits[:, place_of[row]] = native[:, place]
+        rows = torch.tensor([query.tree.row(number, place) for place in range(len(sequence))])
+        read = torch.isin(rows, query.rows)
+        logits[:, torch.searchsorted(query.rows, rows[read])] = native[:, read]
     scores = query.scores(logits)
     return scores if query.share is None else scores[:, :count]
 
 
-def _frame(lvlm: LVLM, tower: VisionTower, preprocess: Preprocess | None) -> Preprocess:
-    """`preprocess`, or what the processor does to images, as one tile of the tower's size."""
+def _frame(lvlm: LVLM, tower: VisionTower) -> Preprocess:
+    """What the processor does to images, as one tile of the tower's size."""
     if lvlm.processor is None:
         raise BadOption("processor", None, "a model wrapped with it: wrap(module, processor)")
-    if preprocess is not None:
-        if preprocess.size != tower.size:
-            expected = f"images of the size that the vision tower takes, {tower.size}"
-            raise BadOption("preprocess", f"size {preprocess.size}", expected)
-        return preprocess
     config = json.loads(lvlm.processor.image_processor.to_json_string())
     if config.get("do_pad"):
         raise UnsupportedModel(
             lvlm.name,
             "its processor pads images to a square",
-            "give preprocess= for images that need no padding",
+            "set lvlm.processor.image_processor.do_pad = False, and crop images instead",
         )
     return replace(preprocess_from_processor(config), size=tower.size)

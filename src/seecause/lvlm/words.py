@@ -2,7 +2,7 @@
 it, and from where.
 
 A row looks back only, so one masked run of question and answer serves all words, and one backward
-pass for each word gives the derivatives for all heads (`fit.py`; fits need no backward pass):
+pass for each word gives the derivatives for all heads (`attribute.py`; fits need no backward pass):
 
     gain_w   log p(w | image, words before) - log p(w | average image, words before)
     a_w(x)   logit of word w less the vocabulary's mean, under masks x
@@ -23,12 +23,20 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seecause.lvlm.analysis import Head
-from seecause.lvlm.attribute import LOW_R2, save_result
+from seecause.lvlm.attribute import (
+    LOW_R2,
+    SOFTEN,
+    Ablated,
+    How,
+    MaskCount,
+    Sampling,
+    estimate,
+    save_result,
+    top_heads,
+)
 from seecause.lvlm.bank import MeanBank
 from seecause.lvlm.engine import MaskedRows
-from seecause.lvlm.fit import SOFTEN, Ablated, How, MaskCount, Sampling, estimate
-from seecause.lvlm.model import LVLM
+from seecause.lvlm.model import LVLM, Head
 from seecause.models.decoder import ImageTokens
 from seecause.options import Count, Seed, checked
 from seecause.results import Result
@@ -37,11 +45,7 @@ from seecause.types import wide
 LENGTH = 24  # tokens of an answer, at most
 LEAST_SLOPES = 16  # masks at which each word is differentiated, at least
 MOVED = 0.7  # nats: the image makes the word twice as likely, or half
-TENSORS = (
-    *("log_seen", "log_unseen", "spans", "heads", "heads_error"),
-    *("image", "image_error", "heads_r2", "image_r2"),
-)
-Source = Literal["picture", "unlooked", "against"]
+Source = Literal["image", "without", "against"]
 
 
 class AnswerEngine(MaskedRows):
@@ -54,7 +58,6 @@ class AnswerEngine(MaskedRows):
         bank: The average image, returned by `sc.lvlm.make_bank`.
         answer: Text or token ids; None: the model's own answer.
         length: The most tokens of the model's own answer.
-        block_size: How many masks run at once; None: as many as the memory holds.
     """
 
     @checked
@@ -68,11 +71,10 @@ class AnswerEngine(MaskedRows):
         *,
         answer: str | Sequence[int] | None = None,
         length: Count = LENGTH,
-        block_size: Count | None = None,
     ):
         self.targets = lvlm.answer_ids(image, question, answer, length)
         prompt = lvlm.prompt(image, question, self.targets[:-1] or None)
-        super().__init__(lvlm, prompt, question, bank, image, self.targets, block_size)
+        super().__init__(lvlm, prompt, question, bank, image, self.targets)
         both = self.logits(self._ends()).double().log_softmax(dim=-1)
         self.unseen, self.seen = both.cpu()  # [W, V] each
         self.ablated, self.intact = self.adjusted(self._ends())  # a(0), a(1), [W] each
@@ -81,12 +83,6 @@ class AnswerEngine(MaskedRows):
     def pieces(self) -> tuple[str, ...]:
         """The explained tokens."""
         return self.lvlm.pieces(torch.tensor(self.targets))
-
-    def adjusted(
-        self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
-    ) -> Tensor:
-        """a [M, W]: each word's logit less the vocabulary's mean, for masks of `MaskEngine`."""
-        return self._answers(self._masks(heads, text, image))
 
     def logits(
         self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
@@ -138,20 +134,19 @@ class AnswerWords(Result):
         return self.log_seen - self.log_unseen
 
     def sources(self) -> list[Source]:
-        """Where each word comes from: "picture" where the image makes it at least twice as likely,
-        "against" where it makes it half as likely, else "unlooked"."""
+        """Where each word comes from: "image" where the image makes it at least twice as likely,
+        "against" where it makes it half as likely, else "without"."""
         gains = self.gains().tolist()
-        return ["unlooked" if abs(g) < MOVED else "picture" if g > 0 else "against" for g in gains]
+        return ["without" if abs(g) < MOVED else "image" if g > 0 else "against" for g in gains]
 
     def top(self, word: int, k: int) -> list[Head]:
         """The `k` heads that bring most of the image into a word."""
-        order = self.heads[word].flatten().argsort(descending=True, stable=True)[:k].tolist()
-        return [divmod(index, self.heads.shape[2]) for index in order]
+        return top_heads(self.heads[word], k)
 
     def numbers(self) -> dict[str, float]:
         """How many words there are, and how many come from the image or are said against it."""
         sources = self.sources()
-        counts = {f"words_{name}": float(sources.count(name)) for name in ("picture", "against")}
+        counts = {f"words_{name}": float(sources.count(name)) for name in ("image", "against")}
         return {"words": float(len(self)), **counts}
 
     def rows(self) -> list[dict[str, Any]]:
@@ -171,7 +166,7 @@ class AnswerWords(Result):
     def save(self, folder: str | Path) -> Path:
         """Write `words.safetensors` and `words.json`."""
         card = {"pieces": self.pieces, "instead": self.instead, "sources": self.sources()}
-        tensors = {name: getattr(self, name) for name in TENSORS}
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         return save_result(folder, "words", tensors, {**card, "protocol": self.protocol})
 
 
@@ -179,7 +174,7 @@ def word_concerns(engine: AnswerEngine, words: AnswerWords) -> list[str]:
     """What makes a traced answer less trustworthy, as sentences. Of words that the image does not
     move there is nothing to predict."""
     lines = engine.concerns()
-    moved = torch.tensor([source == "picture" for source in words.sources()])
+    moved = torch.tensor([source == "image" for source in words.sources()])
     for what, r2 in (("heads", words.heads_r2), ("image tokens", words.image_r2)):
         bad = [words.pieces[i].strip() for i in (moved & ~(r2 >= LOW_R2)).nonzero()[:, 0]]
         if bad:
@@ -235,7 +230,7 @@ def trace_words(
         >>> bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters(3))
         >>> engine = sc.lvlm.AnswerEngine(lvlm, image, "What colour is the tail?", bank)
         >>> sc.lvlm.trace_words(engine, masks=8).sources()
-        ['picture']
+        ['image']
     """
     grid = (engine.lvlm.n_layers, engine.lvlm.n_heads)
     sampling = word_sampling(engine.n_words, how, masks, p, seed)

@@ -140,7 +140,7 @@ def fetched(
     """What a library's own loader returns; its failure is raised as `DataMissing`."""
     try:
         return fetch()
-    except (OSError, RuntimeError, ValueError) as failure:
+    except (OSError, RuntimeError, ValueError, ImportError) as failure:
         raise DataMissing(what, f"fetching failed ({_reason(failure, 600)})", remedy) from failure
 
 

@@ -50,8 +50,8 @@ RANKINGS = {
     "random": "random order",
 }
 SOURCES = {  # of a word of the answer
-    "picture": "from the image",
-    "unlooked": "said without the image",
+    "image": "from the image",
+    "without": "said without the image",
     "against": "against the image",
 }
 
@@ -198,7 +198,7 @@ def _token_maps(trace: AnswerTrace, shown: Image.Image) -> tuple[Tensor, list[Te
 def needed_text(left: float) -> str:
     """Whether heads that are enough are also needed, by the share of the effect `left` without
     them."""
-    from seecause.lvlm.analysis import COMPLETE
+    from seecause.lvlm.attribute import COMPLETE
 
     share = f"without them {left:.0%} of the effect is left"
     if left >= 0.5:
@@ -246,7 +246,7 @@ def answer_section(
         shown_words.append(
             {
                 "text": text,
-                "mark": "without the image" if source == "unlooked" else _factor(gains[word]),
+                "mark": "without the image" if source == "without" else _factor(gains[word]),
                 "source": source,
                 "strength": round(80 * abs(gains[word]) / largest),
                 "title": f"{SOURCES[source]}: {number(gains[word])} nats",
