@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.background import LabelledImages, ablate, heads as module, select
-from seecause.background.heads import fit_gates, fitted_gates
+from seecause.background import LabelledImages, ablate, scoring as module, select
+from seecause.background.scoring import fit_gates, fitted_gates
 from seecause.engine.chunks import budget
 from seecause.engine.forks import gated_logits
 from tests.families.native import HALF

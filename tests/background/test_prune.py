@@ -24,9 +24,8 @@ from seecause.background import (
     score_heads,
     select,
 )
-from seecause.background.heads import random_sets
+from seecause.background.heads import curve, logits_without, most_diverse, outcomes, random_sets
 from seecause.background.images import correct_images, critter_images
-from seecause.background.prune import curve, logits_without, most_diverse, outcomes
 from seecause.data.batch import group_shares
 from seecause.engine import forks
 from seecause.engine.chunks import budget

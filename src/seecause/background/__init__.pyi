@@ -4,7 +4,10 @@ from seecause.background.gains import erase as erase, information_gains as infor
 from seecause.background.heads import (
     HeadScores as HeadScores,
     ablate as ablate,
+    divprune as divprune,
     penalised as penalised,
+    prune_and_test as prune_and_test,
+    score_heads as score_heads,
     select as select,
     selector as selector,
     selectors as selectors,
@@ -18,11 +21,6 @@ from seecause.background.last_layer import retrain_last_layer as retrain_last_la
 from seecause.background.masks import (
     discover_masks as discover_masks,
     object_masks as object_masks,
-)
-from seecause.background.prune import (
-    divprune as divprune,
-    prune_and_test as prune_and_test,
-    score_heads as score_heads,
 )
 from seecause.background.repair import REMEDIES as REMEDIES
 from seecause.background.scoring import (

@@ -36,12 +36,13 @@ from seecause.background.gains import Erased, Fill, Gains, information_gains
 from seecause.background.images import (
     LabelledImages,
     Masks,
+    MaskSource,
     Progress,
     images_of,
     model_for,
     no_progress,
 )
-from seecause.background.masks import MaskSource, object_masks
+from seecause.background.masks import object_masks
 from seecause.background.transplant import Predictions, Versions, versions_to_test
 from seecause.data.dataset import Dataset
 from seecause.data.registry import as_data

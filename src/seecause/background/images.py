@@ -233,6 +233,10 @@ class LabelledImages(PerImage):
         return replace(super().take(rows), ids=ids, groups=groups)
 
 
+# "given", "own", "discovered", the name of a network, a network, masks, or a function of the images
+MaskSource = str | ImageModel | Tensor | Masks | Callable[[LabelledImages], Masks] | None
+
+
 def checked_labels(model: ImageModel, images: Tensor, labels: Tensor) -> Tensor:
     """Class indices [N] on the images' device, one for each image."""
     labels = torch.as_tensor(labels)

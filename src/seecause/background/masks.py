@@ -53,7 +53,7 @@ from seecause.background.gains import (
     log_probs,
     need_distribution,
 )
-from seecause.background.images import LabelledImages, Masks, images_of, logits_of
+from seecause.background.images import LabelledImages, Masks, MaskSource, images_of, logits_of
 from seecause.data.dataset import IGNORE, Dataset
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.sweep import need_gradients
@@ -81,9 +81,6 @@ DIGITS = 1e6  # values closer than one part of this are ties: a flat mask stays 
 BETAS = (0.9, 0.999)  # of Adam
 TOGETHER = 64  # images whose maps are kept in one file
 SEARCHED = {"cuda": 128, "cpu": 32}  # images searched together: on a GPU, fewer take as long
-
-# "given", "own", "discovered", the name of a network, a network, masks, or a function of the images
-MaskSource = str | ImageModel | Tensor | Masks | Callable[[LabelledImages], Masks] | None
 
 
 def object_masks(

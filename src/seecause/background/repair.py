@@ -31,7 +31,7 @@ from seecause._random import bits
 from seecause.background._export import export as export_model, zero
 from seecause.background.audit import PER_IMAGE, BackgroundAudit, audit_part, masked_or_paired
 from seecause.background.heads import HeadScores
-from seecause.background.images import LabelledImages, Masks, Progress, no_progress
+from seecause.background.images import LabelledImages, Masks, MaskSource, Progress, no_progress
 from seecause.background.last_layer import (
     MOST,
     STRENGTH,
@@ -43,7 +43,7 @@ from seecause.background.last_layer import (
     new_layer,
     with_last_layer,
 )
-from seecause.background.masks import MaskSource, object_masks
+from seecause.background.masks import object_masks
 from seecause.background.scoring import interchange
 from seecause.background.transplant import (
     Predictions,

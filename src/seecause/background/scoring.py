@@ -1,5 +1,6 @@
-"""What a response loses without each head (CIGMA, Maliha & Hougen, CVPR 2026, phase 3), how heads
-with large scores are found faster, and heads exchanged between versions of an image.
+"""A score for every head: what a response loses without it (CIGMA, Maliha & Hougen, CVPR 2026,
+phase 3), how heads with large scores are found faster, heads exchanged between versions of an
+image, and the selectors that these are compared with.
 
 `score` measures every head, by exact suffix runs:
 
@@ -46,6 +47,32 @@ set of heads mediates:
 
 Where E JS(p(x), p(x')) is within its own error over pairs there is no such share: a ratio whose
 denominator may be zero has no bounds (Fieller).
+
+CIGMA is compared with:
+
+    random          every order of heads is equally likely: the control for all others
+    weight-norm     |W_O[:, S_h]|_F: how much a head can write, whatever it writes
+    taylor          -|g_h dL/dg_h| at g = 1, the first-order change of the loss without the head
+                    (Michel et al. 2019; the head term of MDP, 2504.02168), plus a constant: pruning
+                    removes the heads that matter least
+    attention-mass  how much of a head's attention, in the rows that are read out, falls on
+                    background patches
+    gating          Causal Head Gating (Nam et al. 2025, 2505.13737)
+
+Causal Head Gating fits soft gates of all heads at once, under opposite pressures:
+
+    G = sigmoid(theta),   loss = NLL(G) - strength * mean(clip(theta, -4, 4))
+
+There are three fits: strength 0 from uniform gates, then +strength (G+, gates are pushed up) and
+-strength (G-, pushed down), both from the first and on the same batches.
+
+    facilitating   stays open under either pressure         soft: G-
+    irrelevant     follows the pressure                     soft: G+ (1 - G-)
+    interfering    shut even when pushed open               soft: 1 - G+
+
+"Open" is a mean over fits above 0.5. As scores, only heads called interfering are above 0: 1 - G+
+for them, -G+ for all others. Written from the equations. It learns from labels: on biased data a
+head that reads the background *facilitates*.
 """
 
 from __future__ import annotations
@@ -57,6 +84,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.background.gains import (
@@ -75,15 +103,13 @@ from seecause.background.heads import (
     all_heads,
     checked_heads,
     gates_without,
-    mean_scores,
     need_heads,
     over_images,
-    padded,
     penalised,
     selector,
 )
 from seecause.background.images import LabelledImages, images_of
-from seecause.engine.chunks import fit, in_chunks, plain_logits
+from seecause.engine.chunks import fit, in_chunks, plain_logits, run_in_chunks
 from seecause.engine.forks import (
     HELD,
     carried_logits,
@@ -94,6 +120,7 @@ from seecause.engine.forks import (
     zeros,
 )
 from seecause.engine.sweep import need_gradients
+from seecause.engine.trace import attention_probs, read_rows
 from seecause.errors import BadOption
 from seecause.metrics.statistics import standard_error
 from seecause.models.base import protocol
@@ -115,6 +142,9 @@ BEYOND_ZERO = 1.96  # standard errors: a smaller mean effect cannot be told from
 VERIFIED = 3  # heads that a screen measures for each that is wanted
 MOST = math.log(2)  # no divergence is larger
 BENT = 0.6  # c, the weight of |e_h|^2
+OPEN = 0.5  # a gate above this is open
+CLIP = 4.0  # of logits of gates
+NORM = 1.0  # of the gradient of each set of gates
 ROOM = 1e-6  # of MOST, that is always left: the slope of x is that of JS over what is left
 
 
@@ -654,3 +684,180 @@ def _pair(model: VisionModel, data: LabelledImages) -> tuple[Tensor, Tensor]:
         expected = "two versions of each image: pairs:WITH:WITHOUT, or Critters"
         raise BadOption("data", data.name, expected)
     return data.images, data.other_background
+
+
+def padded(model: VisionModel, blocks: list[Tensor]) -> Tensor:
+    """One tensor [..., H_l] for each block -> [..., L, H]."""
+    return torch.stack(
+        [F.pad(values, (0, model.n_heads - values.shape[-1])) for values in blocks], dim=-2
+    )
+
+
+def mean_scores(model: VisionModel, per_image: Tensor) -> HeadScores:
+    """Means over images of per_image [N, L, H], with their standard errors."""
+    values, missing = per_image.detach().double().cpu(), absent(model)
+    return HeadScores(
+        values.mean(dim=0).masked_fill(missing, torch.nan),
+        standard_error(values).masked_fill(missing, torch.nan),
+        protocol={"images": len(values)},
+    )
+
+
+@selector("weight-norm", cost="none", needs="nothing")
+@torch.no_grad()
+def weight_norm(model: VisionModel, data: LabelledImages) -> HeadScores:
+    """Frobenius norm of each head's columns of the output projection."""
+    norms = []
+    for block in model.blocks:  # read through the block, so that it is right for every library
+        width = block.heads * block.head_dim
+        rows = torch.cat([torch.zeros(1, width), torch.eye(width)])[None]
+        mixed = block.mix(rows.to(model.device, model.dtype))[0]  # a bias is in every row
+        norms.append((mixed[1:] - mixed[:1]).unflatten(0, (block.heads, -1)).flatten(1).norm(dim=1))
+    return mean_scores(model, padded(model, norms)[None])
+
+
+@selector("taylor", cost="1 forward, 1 backward", needs="labels")
+def taylor(model: VisionModel, data: LabelledImages) -> HeadScores:
+    """First-order change of the loss without each head; the least important heads go first."""
+    need_gradients(model, "a gradient of gates", remedy="Measure every head: sc.background.score")
+    labels = data.need_labels()
+
+    @torch.enable_grad()
+    def run_chunk(start: int, stop: int) -> Tensor:
+        images = data.images[start:stop]
+        gates = images.new_ones(len(images), model.n_layers, model.n_heads, requires_grad=True)
+        logits = gated_logits(model, images, gates)
+        loss = F.cross_entropy(logits, labels[start:stop], reduction="sum")
+        return torch.autograd.grad(loss, gates)[0].abs()
+
+    per_image = over_images(run_chunk, model, data.images, holds=2 * model.n_layers)
+    scores = mean_scores(model, per_image)
+    most = scores.value[~absent(model)].max()
+    return replace(scores, value=most - scores.value)
+
+
+@selector("attention-mass", cost="1 forward", needs="masks")
+@torch.no_grad()
+def attention_mass(model: VisionModel, data: LabelledImages) -> HeadScores:
+    """Share of attention on the background. Pixels of which nothing is known do not count."""
+    if data.masks is None:
+        raise BadOption("masks", None, "object masks: data.with_masks(object_masks(...))")
+    layout = model.check(data.images)
+    background = ~data.masks.hard
+    if data.masks.inside is not None:
+        background &= data.masks.inside
+    pixels = background.to(data.images.device, data.images.dtype)
+    share = F.adaptive_avg_pool2d(pixels[:, None], layout.grid).flatten(1)  # [N, patches]
+
+    def run_chunk(start: int, stop: int) -> Tensor:
+        masses = []
+        for probs in attention_probs(model, data.images[start:stop]):  # [B, H, T, T] each
+            row = read_rows(model, layout, probs)  # [B, H, T]
+            masses.append((row[..., layout.patches] * share[start:stop, None]).sum(dim=-1))
+        return padded(model, masses)
+
+    per_image = over_images(run_chunk, model, data.images, holds=2 + layout.tokens // 64)
+    return mean_scores(model, per_image)
+
+
+@selector(
+    "gating", cost="3 * steps * fits forwards and backwards of a batch, in all", needs="labels"
+)
+def gating(
+    model: VisionModel,
+    data: LabelledImages,
+    *,
+    fits: Count = 10,
+    steps: Count = 500,
+    strength: Positive = 0.1,
+    rate: Positive = 1.0,
+    batch: Count = 32,
+    seed: int = 0,
+) -> HeadScores:
+    """Interference under Causal Head Gating. Only heads that it calls interfering are above 0: shut
+    even when all are pushed open."""
+    schedule: dict[str, Any] = {"steps": steps, "rate": rate, "batch": batch}
+    opened, shut = fitted_gates(model, data, fits=fits, strength=strength, seed=seed, **schedule)
+    interfering = (opened.mean(dim=0) <= OPEN) & (shut.mean(dim=0) <= OPEN)
+    closed = 1 - opened.mean(dim=0)
+    return HeadScores(
+        torch.where(interfering, closed, closed - 1),
+        standard_error(opened),  # over fits
+        after={
+            "facilitation": shut.mean(dim=0),
+            "irrelevance": (opened * (1 - shut)).mean(dim=0),
+            "interference": closed,
+        },
+        protocol={"open": OPEN, "fits": fits, "strength": strength, "seed": seed, **schedule},
+    )
+
+
+def fitted_gates(
+    model: VisionModel,
+    data: LabelledImages,
+    *,
+    fits: int,
+    strength: float,
+    seed: int,
+    **schedule: Any,
+) -> tuple[Tensor, Tensor]:
+    """Gates G+ and G- of Causal Head Gating [fits, L, H], float64 on the CPU; NaN where a block has
+    no such head. Each fit has its own start: (1) free, (2) pushed open and (3) pushed shut."""
+    need_gradients(model, "gating", remedy="Measure every head: sc.background.score")
+    generator = torch.Generator().manual_seed(seed)
+    missing = absent(model)
+    uniform = torch.rand(fits, *missing.shape, generator=generator, dtype=torch.float64)
+    start = uniform.logit().clamp(-CLIP, CLIP).to(model.device, wide_dtype(model.dtype))
+    schedule["generator"] = generator
+    free = fit_gates(model, data, start, start.new_zeros(fits), **schedule)
+    pressure = start.new_tensor([strength, -strength]).repeat_interleave(fits)
+    # side by side, on the same batches
+    pushed = fit_gates(model, data, free.repeat(2, 1, 1), pressure, **schedule)
+    opened, shut = pushed.sigmoid().double().cpu().masked_fill(missing, torch.nan).chunk(2)
+    return opened, shut
+
+
+def fit_gates(
+    model: VisionModel,
+    data: LabelledImages,
+    start: Tensor,
+    strengths: Tensor,
+    *,
+    steps: int,
+    rate: float,
+    batch: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """Logits of gates [M, L, H] after `steps` updates on random batches, the same ones for every
+    set of gates; `strengths` [M] push them open."""
+    theta = start.clone().requires_grad_()
+    adam = torch.optim.Adam([theta], lr=rate)
+    exists = ~absent(model).to(theta.device)
+    # [M, L, H]: the slope of the pressure where it is not clipped
+    push = exists.to(theta.dtype) / exists.sum() * strengths[:, None, None]
+    labels = data.need_labels()
+    for _ in range(steps):
+        rows = torch.randperm(len(labels), generator=generator)[:batch].to(labels.device)
+        adam.zero_grad()
+        within = (theta.detach().abs() <= CLIP).to(theta.dtype)
+        theta.grad = _loss_slopes(model, data.images[rows], labels[rows], theta) - within * push
+        norm = theta.grad.flatten(1).norm(dim=1).clamp_min(1e-12)
+        theta.grad *= (NORM / norm).clamp(max=1.0)[:, None, None]
+        adam.step()
+    return theta.detach()
+
+
+def _loss_slopes(model: VisionModel, images: Tensor, labels: Tensor, theta: Tensor) -> Tensor:
+    """The gradient of the mean NLL in `theta` [M, L, H]; as many sets of gates at once as fit."""
+    count = len(images)
+    each = count * model.forward_bytes(model.check(images)) * model.n_layers * 2
+
+    @torch.enable_grad()
+    def run_chunk(start: int, stop: int) -> Tensor:
+        part = theta[start:stop].detach().requires_grad_()
+        gates = part.sigmoid().to(images.dtype).repeat_interleave(count, dim=0)  # [m * B, L, H]
+        logits = gated_logits(model, images.repeat(stop - start, 1, 1, 1), gates)
+        loss = F.cross_entropy(wide(logits), labels.repeat(stop - start), reduction="sum") / count
+        return torch.autograd.grad(loss, part)[0]
+
+    return run_in_chunks(run_chunk, len(theta), each, images.device, what="gates")

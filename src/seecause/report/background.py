@@ -46,9 +46,8 @@ from seecause.target import Answer, best_answers, spread
 if TYPE_CHECKING:
     from seecause.background.audit import BackgroundAudit
     from seecause.background.discover import Discovery, Finding
-    from seecause.background.heads import Head, HeadScores
+    from seecause.background.heads import Curve, Head, HeadScores, Outcome
     from seecause.background.images import LabelledImages
-    from seecause.background.prune import Curve, Outcome
     from seecause.background.repair import Repair
     from seecause.faithful.evaluation import PartExamples
     from seecause.faithful.net import IFAM
@@ -328,7 +327,7 @@ def curves_section(curve: Curve, *, by: str) -> Section:
 
 def change_section(before: Outcome, after: Outcome, images: LabelledImages) -> Section:
     """Numbers before and after on the same `images`."""
-    from seecause.background.prune import changes
+    from seecause.background.heads import changes
 
     rows = [
         (name, fixed(first), fixed(second), fixed(second - first, sign="+"), meaning(name))
