@@ -198,7 +198,6 @@ def test_other_responses_need_no_masks():
     images = data.images
     labels = [2, 5]
     measures = {
-        "prob": lambda i: reference.answer(native.forward, images[i])[labels[i]].item(),
         "nll": lambda i: -reference.answer(native.forward, images[i])[labels[i]].log().item(),
         "logit": lambda i: native.forward(images[i : i + 1])[0, labels[i]].item(),
     }
@@ -230,7 +229,7 @@ def test_other_versions_need_no_masks():
 
     assert_close(result.effects, naive(native, images, measure), atol=1e-10, rtol=0)
     both = replace(pairs, other_object=images.flip(0))
-    beside = score(model, both, response="prob", target=1, fill="swap")
+    beside = score(model, both, response="logit", target=1, fill="swap")
     gains = score(model, both, fill="swap")
     assert_close(beside.after["fig_drop"], gains.after["fig_drop"])  # for the guard
     assert_close(beside.after["big"], gains.after["response"])
@@ -251,14 +250,14 @@ def test_penalised_scores_have_errors_and_effects_of_their_own():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"response": "bigger"}, "big, fig, prob, logit, nll"),
+        ({"response": "bigger"}, "big, fig, logit, nll"),
         ({"operator": "shuffle"}, "zero, mean, resample"),
         ({"heads": [(4, 0)]}, "layers 0-3"),
         ({"heads": []}, "at least one"),
         ({"temperature": 0}, "above 0"),
         ({"target": [1]}, "each of the 2 images"),
         ({"fill": "white"}, "mean, grey, blur, noise, swap"),
-        ({"fill": "swap"}, "no other versions"),
+        ({"fill": "swap"}, "have other versions"),
     ],
 )
 def test_bad_options_are_refused(options, message):
@@ -280,9 +279,8 @@ def test_bad_data_and_models_are_refused():
         score(model, data.take(torch.tensor([], dtype=torch.long)))
     conv = sc.wrap(tiny_conv("timm_resnet").module, check=False, **CONV)
     with pytest.raises(NotDefined, match="not by heads"):
-        score(conv, torch.zeros(1, 3, *conv.preprocess.size, dtype=torch.float64), response="prob")
+        score(conv, torch.zeros(1, 3, *conv.preprocess.size, dtype=torch.float64), response="nll")
     model.sigmoid = True
-    with pytest.raises(NotDefined, match=r"response='big' with masks .*sigmoid=False"):
-        score(model, data)
-    with pytest.raises(NotDefined, match="the guard"):
-        score(model, data, response="prob")
+    for response in ("big", "nll"):  # also the guard compares
+        with pytest.raises(NotDefined, match=r"comparison of versions .*sigmoid=False"):
+            score(model, data, response=response)

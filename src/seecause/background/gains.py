@@ -40,7 +40,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -52,11 +52,12 @@ from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import ratio_interval
 from seecause.models.base import ImageModel, protocol
 from seecause.models.eval_mode import in_eval_mode
-from seecause.options import Positive, check_options
+from seecause.options import Positive, checked
 from seecause.target import need_aimed
 from seecause.types import wide
 
-Fill = Literal["mean", "grey", "blur", "noise", "swap"]
+ByMask = Literal["mean", "grey", "blur", "noise"]
+Fill = Literal[ByMask, "swap"]
 ErasedView = Literal["no_background", "no_object"]
 ERASED: tuple[ErasedView, ...] = ("no_background", "no_object")
 SWAP = "exact swap"
@@ -67,11 +68,12 @@ DEGENERATE = 1e-8  # FIG + BIG below this: nothing was lost either way, and BIR 
 SMALL = 1.0  # of |u|, where the two forms meet; both are good there
 
 
+@checked
 def erase(
     model: ImageModel,
     images: Tensor,
     masks: Tensor,
-    fill: Fill = "grey",
+    fill: ByMask = "grey",
     *,
     inside: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -103,13 +105,11 @@ def erase(
 
 
 def fill_images(
-    model: ImageModel, images: Tensor, fill: Fill, *, inside: Tensor | None = None
+    model: ImageModel, images: Tensor, fill: ByMask, *, inside: Tensor | None = None
 ) -> Tensor:
     """What replaces the erased pixels of each image, [1|B, 3, 1|H, 1|W], in their dtype."""
     from torchvision.transforms.functional import gaussian_blur
 
-    if fill not in get_args(Fill)[:-1]:
-        raise BadOption("fill", fill, f"one of {', '.join(get_args(Fill)[:-1])}")
     if fill == "grey":
         return images.new_zeros(1, 1, 1, 1).expand(1, images.shape[1], 1, 1)
     if fill == "noise":
@@ -129,15 +129,9 @@ class Erased:
 
     def __init__(self, model: ImageModel, data: LabelledImages, fill: Fill = "grey"):
         self.model, self.data, self.fill = model, data, fill
-        if fill not in get_args(Fill):
-            raise BadOption("fill", fill, f"one of {', '.join(get_args(Fill))}")
         if fill == "swap" and data.other_background is None:
-            raise BadOption(
-                "fill",
-                "swap",
-                f"mean, grey, blur or noise: {data.name} has no other versions of its images,"
-                " as Critters and pairs:WITH:WITHOUT have",
-            )
+            expected = "mean, grey, blur or noise: only Critters and pairs have other versions"
+            raise BadOption("fill", "swap", expected)
         if fill != "swap" and data.masks is None:
             expected = "masks of the images: object_masks(model, data), or data with fill='swap'"
             raise BadOption("masks", None, expected)
@@ -153,16 +147,16 @@ class Erased:
         """These versions of some images."""
         data, masks = self.data, self.data.masks
         if self.fill == "swap" or masks is None:
-            others = {"no_background": data.other_background, "no_object": data.other_object}
-            chosen = [others[view] for view in views]
-            if any(whole is None for whole in chosen):
+            whole = {"no_background": data.other_background, "no_object": data.other_object}
+            found = [other[rows] for view in views if (other := whole[view]) is not None]
+            if len(found) < len(views):
                 expected = "data with other objects on the same backgrounds, or guard=False"
                 raise BadOption("fill", "swap", expected)
-            return [whole[rows].to(data.images) for whole in chosen if whole is not None]
-        device = data.images.device
-        inside = None if masks.inside is None else on_pixels(masks.inside[rows], data.size)
+            return found
+        device, inside = data.images.device, None
         hard = on_pixels(masks.hard[rows], data.size).to(device)
-        inside = None if inside is None else inside.to(device)
+        if masks.inside is not None:
+            inside = on_pixels(masks.inside[rows], data.size).to(device)
         erased = erase(self.model, data.images[rows], hard, self.fill, inside=inside)
         return [erased[ERASED.index(view)] for view in views]
 
@@ -234,6 +228,7 @@ class Gains:
         return ratio_interval(self.big, self.fig + self.big)
 
 
+@checked
 @in_eval_mode
 @torch.no_grad()
 def information_gains(
@@ -259,7 +254,6 @@ def information_gains(
         >>> sc.background.information_gains(model, data.with_masks(data.truth)).fig.shape
         torch.Size([4])
     """
-    check_options("information_gains", information_gains, {"temperature": temperature})
     need_distribution(model, "information_gains")
     data = images_of(model, data)
     erased = Erased(model, data, fill)

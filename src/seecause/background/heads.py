@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -198,7 +199,7 @@ def select(by: str, model: ImageModel, data: LabelledImages, **options: Any) -> 
     return replace(scores, protocol={**scores.protocol, "selector": by})
 
 
-def need_heads(model: ImageModel, what: str) -> VisionModel:
+def need_heads(model: ImageModel, what: str = "choosing heads") -> VisionModel:
     """The model, if it is a vision transformer; other models are refused."""
     if not isinstance(model, VisionModel):
         raise NotDefined(
@@ -218,9 +219,8 @@ def all_heads(model: VisionModel) -> list[Head]:
 
 def gates_without(model: VisionModel, heads: Iterable[Head]) -> Tensor:
     """Ones [L, H], zero at `heads`."""
-    removed = checked_heads(model, heads)
     gates = torch.ones(model.n_layers, model.n_heads)
-    for head in removed:
+    for head in checked_heads(model, heads):
         gates[head] = 0
     return gates
 
@@ -236,30 +236,26 @@ def ablate(model: VisionModel, heads: Iterable[Head]) -> Iterator[VisionModel]:
         >>> with sc.background.ablate(model, [(2, 1)]):
         ...     logits = model(model.zeros((96, 96)))
     """
-    gates = gates_without(model, heads)
-    with model.gated(gates):
+    with model.gated(gates_without(model, heads)):
         yield model
 
 
 def checked_heads(model: ImageModel, heads: Iterable[Head]) -> list[Head]:
     """`heads` in order and without repeats; heads that the model does not have are refused."""
-    view, chosen = need_heads(model, "head ablation"), set[Head]()
-    known = set(all_heads(view))
-    for head in heads:
+    view = need_heads(model, "head ablation")
+    given, known = list(heads), set(all_heads(view))
+    for head in given:
         if not isinstance(head, tuple | list) or tuple(head) not in known:
             expected = f"layers 0-{view.n_layers - 1}, heads 0-{view.n_heads - 1}"
             raise BadOption("heads", head, f"pairs (layer, head): {expected}")
-        chosen.add((int(head[0]), int(head[1])))
-    return sorted(chosen)
+    return sorted({(int(layer), int(head)) for layer, head in given})
 
 
 def absent(model: VisionModel) -> Tensor:
     """[L, H], true where a block has no such head."""
-    need_heads(model, "choosing heads")
-    exists = torch.zeros(model.n_layers, model.n_heads, dtype=torch.bool)
-    for head in all_heads(model):
-        exists[head] = True
-    return ~exists
+    need_heads(model)
+    heads = torch.tensor([block.heads for block in model.blocks])
+    return torch.arange(model.n_heads) >= heads[:, None]
 
 
 def over_images(
@@ -281,11 +277,8 @@ def random_heads(model: VisionModel, data: LabelledImages, *, seed: int = 0) -> 
 
 def random_sets(model: VisionModel, k: int, *, draws: int = 20, seed: int = 0) -> list[list[Head]]:
     """`draws` independent sets of `k` heads."""
-    none = LabelledImages(torch.empty(0, 3, 1, 1))
-    return [
-        sorted(random_heads(model, none, seed=seed * 1_000_003 + draw).top(k))
-        for draw in range(draws)
-    ]
+    none, first = LabelledImages(torch.empty(0, 3, 1, 1)), seed * 1_000_003
+    return [sorted(random_heads(model, none, seed=first + i).top(k)) for i in range(draws)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,39 +325,33 @@ def outcomes(
         progress: Called with the number of images that are finished.
     """
     erased = [Erased(model, data, fill) for fill in fills]
-    # the version whose prediction may flip: that of the exact swap, or one more
-    swapped_at = 1 + 2 * (fills.index("swap") if "swap" in fills else len(fills))
     parts = list[tuple[Tensor, ...]]()
     for start in range(0, len(data), TOGETHER):
-        rows = slice(start, min(start + TOGETHER, len(data)))
+        rows = slice(start, start + TOGETHER)
         versions = [data.images[rows]]
         for each in erased:
             versions += each.versions(rows)
-        if data.other_background is not None and swapped_at == len(versions):
+        if data.other_background is not None:  # its prediction may flip
             versions.append(data.other_background[rows])
         logits = logits_without(model, torch.cat(versions), sets)
         logits = logits.unflatten(1, (len(versions), -1)).cpu()  # [S, V, b, C]
-        log_p = log_probs(logits)
-        gains = [
-            jensen_shannon(log_p[:, :1], log_p[:, 1 + 2 * i : 3 + 2 * i])
-            for i in range(len(erased))
-        ]
-        moved = logits[:, min(swapped_at, len(versions) - 1)].argmax(dim=-1)
-        flipped = moved != logits[:, 0].argmax(dim=-1)
-        parts.append((logits[:, 0], flipped, *(gain.double().transpose(1, 2) for gain in gains)))
+        log_p, predicted = log_probs(logits), logits.argmax(dim=-1)
+        moved = jensen_shannon(log_p[:, :1], log_p[:, 1:]).double()
+        parts.append((logits[:, 0], predicted[:, 0] != predicted[:, -1], moved.mT))
         if progress is not None:
-            progress(rows.stop - rows.start)
-    logits, flipped, *gains = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
+            progress(len(versions[0]))
+    logits, flipped, moved = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
     measured = []
     for place, heads in enumerate(sets):
-        numbers = {"removed": float(len(heads)), **_accuracy(logits[place], data, train)}
+        numbers = _accuracy(logits[place], data, train)
         if data.other_background is not None:
             numbers["flips"] = float(flipped[place].double().mean())
-        for each, gain in zip(erased, gains, strict=True):
-            big, fig = gain[place].unbind(1)
-            ratio = Gains(fig, big, 0.0).bir_ratio_of_means
-            numbers |= {f"FIG, {each.name}": float(fig.mean())}
-            numbers |= {f"BIG, {each.name}": float(big.mean()), f"BIR, {each.name}": ratio}
+        for i, each in enumerate(erased):
+            big, fig = moved[place, :, 2 * i : 2 * i + 2].unbind(1)
+            gains = Gains(fig, big, 0.0)
+            values = (float(fig.mean()), float(big.mean()), gains.bir_ratio_of_means)
+            names = (f"{name}, {each.name}" for name in ("FIG", "BIG", "BIR"))
+            numbers |= zip(names, values, strict=True)
         measured.append(Outcome(list(heads), numbers))
     return measured
 
@@ -407,12 +394,8 @@ class Curve:
 
     def band(self, name: str) -> list[tuple[float, float]]:
         """Mean and standard deviation over draws of a number, for each k."""
-        values = torch.tensor(
-            [[draw.numbers[name] for draw in draws] for draws in self.random], dtype=torch.float64
-        )  # [ks, draws]
-        return list(
-            zip(values.mean(dim=1).tolist(), values.std(dim=1, correction=0).tolist(), strict=True)
-        )
+        rows = [[draw.numbers[name] for draw in draws] for draws in self.random]  # [ks][draws]
+        return [(fmean(row), pstdev(row)) for row in rows]
 
 
 @in_eval_mode
@@ -425,18 +408,15 @@ def curve(
     *,
     draws: int = 20,
     seed: int = 0,
-    train: Mapping[Group, float] | None = None,
-    progress: Callable[[int], None] | None = None,
+    **options: Any,
 ) -> Curve:
     """Remove the best k heads for every k, and beside it `draws` random sets, as large as what was
-    really removed: heads with scores of 0 or less stay. Other arguments are those of `outcomes`."""
-    chosen = [scores.top(k) for k in ks]
-    sets = [*chosen]
-    for heads in chosen:
+    really removed: heads with scores of 0 or less stay. `options` are those of `outcomes`."""
+    sets = [scores.top(k) for k in ks]
+    for heads in sets[:]:
         sets += random_sets(model, len(heads), draws=draws, seed=seed)
-    measured = outcomes(model, data, sets, fills, train=train, progress=progress)
-    drawn = measured[len(ks) :]
-    random = [drawn[i * draws : (i + 1) * draws] for i in range(len(ks))]
+    measured = outcomes(model, data, sets, fills, **options)
+    random = [measured[len(ks) + i * draws :][:draws] for i in range(len(ks))]
     return Curve(list(ks), measured[: len(ks)], random)
 
 
@@ -479,19 +459,18 @@ def score_heads(
         >>> len(sc.background.score_heads(model, data, selector="taylor").top(2))
         2
     """
-    view, entry = need_heads(model, "choosing heads"), SELECTORS.get(selector)
+    view, entry = need_heads(model), SELECTORS.get(selector)
     keywords = dict(options or {})
     check_options(selector, entry.run, keywords, leave_out=("fill", "seed", "progress"))
     data = as_data(data)
-    scorer = need_heads(model_for(view, data), "choosing heads")
+    scorer = need_heads(model_for(view, data))
     chosen = images_of(scorer, data, progress)
     if entry.needs != "pairs":  # what a change does is seen in wrong predictions too
         chosen = correct_images(scorer, chosen, seed=seed, **(sampling or {}))
-    fills = "fill" in entry.options
-    if "masks" in entry.needs and not (fills and fill == "swap"):
+    fills, masked = "fill" in entry.options, "masks" in entry.needs
+    if masked and not (fills and fill == "swap"):
         chosen = _with_masks(scorer, chosen, masks, progress)
-    record: dict[str, Any] = {"data": chosen.name, "images": len(chosen), "by": selector}
-    record |= keywords
+    record = {"data": chosen.name, "images": len(chosen), "by": selector, **keywords}
     if fills:
         keywords["fill"], record["background"] = fill, Erased(scorer, chosen, fill).name
     elif chosen.masks is not None:
@@ -501,10 +480,9 @@ def score_heads(
         if "progress" in keyword_options(entry.run):
             keywords["progress"] = advance
         scores = select(selector, scorer, chosen, **keywords)
-    record |= {
-        name: scores.protocol[name] for name in ("operator", "guard") if name in entry.options
-    }
-    return replace(scores, data=chosen, protocol={**scores.protocol, "scored": record})
+    about = scores.protocol
+    record |= {name: about[name] for name in ("operator", "guard") if name in entry.options}
+    return replace(scores, data=chosen, protocol={**about, "scored": record})
 
 
 def _with_masks(
@@ -551,12 +529,13 @@ class PruneResult:
     @property
     def skipped(self) -> tuple[SkippedImage, ...]:
         """Images that could not be read."""
-        train = () if self.scores.data is None else self.scores.data.skipped
-        return tuple(dict.fromkeys((*train, *self.test.skipped)))
+        assert self.scores.data is not None
+        return tuple(dict.fromkeys((*self.scores.data.skipped, *self.test.skipped)))
 
     def changes(self) -> dict[str, tuple[float, float]]:
         """Numbers by name, before and after."""
-        return changes(self.before, self.after)
+        after = self.after.numbers
+        return {name: (value, after[name]) for name, value in self.before.numbers.items()}
 
     @property
     def note(self) -> str:
@@ -572,15 +551,6 @@ class PruneResult:
         from seecause.background._export import export
 
         return export(self.model, self.heads, folder, form=form, note=self.note)
-
-
-def changes(before: Outcome, after: Outcome) -> dict[str, tuple[float, float]]:
-    """Numbers by name, before and after."""
-    return {
-        name: (value, after.numbers[name])
-        for name, value in before.numbers.items()
-        if name != "removed"
-    }
 
 
 @checked
@@ -627,18 +597,18 @@ def prune_and_test(
         >>> len(result.heads), result.curve.ks
         (2, [0, 1, 2, 4])
     """
-    view = need_heads(model, "choosing heads")
+    view = need_heads(model)
     total = len(all_heads(view))
     most = round(top * total) if isinstance(top, float) else top
     if not 1 <= most <= total:
         expected = f"a count from 1 to {total}, or a share of them from {1 / total:.2g} to 1.0"
         raise BadOption("top", top, expected)
     train, test = as_data(train), as_data(test)
-    everything = images_of(need_heads(model_for(view, train), "choosing heads"), train, progress)
-    asked: dict[str, Any] = {"selector": selector, "fill": fill, "seed": seed, **options}
-    scores = score_heads(view, everything, masks=masks, progress=progress, **asked)
+    everything = images_of(need_heads(model_for(view, train)), train, progress)
+    asked: dict[str, Any] = {"masks": masks, "fill": fill, "seed": seed, "progress": progress}
+    scores = score_heads(view, everything, selector=selector, **asked, **options)
     heads = scores.top(most)
-    judge = need_heads(model_for(view, test), "choosing heads")
+    judge = need_heads(model_for(view, test))
     data, fills = images_of(judge, test, progress), list[Fill]()
     if SELECTORS.get(selector).needs != "pairs":
         own = None if isinstance(masks, Tensor | Masks) else masks  # masks are of their images
@@ -649,9 +619,10 @@ def prune_and_test(
     known = int(scores.value.isfinite().sum())
     quarters = [len(heads) * part // 4 for part in (1, 2, 4, 8)]
     ks = sorted({0, len(heads), *(max(1, part) for part in quarters if part <= known)})
-    drawn: dict[str, Any] = {"draws": draws, "seed": seed, "train": group_shares(everything.groups)}
     with progress("measuring", len(data)) as advance:
-        removals = curve(judge, data, scores, ks, fills, **drawn, progress=advance)
+        drawn: dict[str, Any] = {"draws": draws, "seed": seed, "progress": advance}
+        drawn |= {"train": group_shares(everything.groups)}
+        removals = curve(judge, data, scores, ks, fills, **drawn)
     return PruneResult(view, heads, scores, data, removals)
 
 

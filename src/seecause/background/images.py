@@ -12,6 +12,7 @@ An image and its `other_background` are a pair: two versions that should get the
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -164,16 +165,14 @@ class LabelledImages(PerImage):
             object.__setattr__(self, "ids", tuple(map(str, range(len(self.images)))))
         if isinstance(self.masks, Tensor):
             object.__setattr__(self, "masks", Masks.given(self.masks))
-        height, width = self.size
         for name, masks in (("masks", self.masks), ("truth", self.truth)):
-            shape = (len(self), 0, 0) if masks is None else tuple(masks.hard.shape)
-            if (
-                len(shape) != 3
-                or shape[0] != len(self)
-                or (masks is not None and (height % shape[1] or width % shape[2]))
-            ):
+            if masks is None:
+                continue
+            count, *grid = masks.hard.shape
+            odd = len(grid) != 2 or any(map(operator.mod, self.size, grid))
+            if count != len(self) or odd:
                 expected = f"one for each image of {list(self.images.shape)}, on pixels or patches"
-                raise BadOption(name, list(shape), expected)
+                raise BadOption(name, [count, *grid], expected)
         for name in ("other_background", "other_object"):
             other = getattr(self, name)
             if other is not None and other.shape != self.images.shape:
@@ -189,7 +188,7 @@ class LabelledImages(PerImage):
     @property
     def size(self) -> tuple[int, int]:
         """Height and width in pixels."""
-        return self.images.shape[-2], self.images.shape[-1]
+        return self.images.shape[2], self.images.shape[3]
 
     @property
     def swaps(self) -> bool:
@@ -217,13 +216,12 @@ class LabelledImages(PerImage):
 
     def to(self, model: ImageModel) -> LabelledImages:
         """On the model's device and in its dtype."""
-        device, dtype = model.device, model.dtype
-        moved: dict[str, Any] = {}
-        for name in ("images", "other_background", "other_object"):
-            value = getattr(self, name)
-            moved[name] = None if value is None else value.to(device, dtype)
-        labels = None if self.labels is None else self.labels.to(device)
-        return replace(self, **moved, labels=labels)
+        moved = {
+            name: value.to(model.device, model.dtype if value.is_floating_point() else None)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
 
     def take(self, rows: Tensor) -> LabelledImages:
         """Some of the images, by index or by a boolean mask."""

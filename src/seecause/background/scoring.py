@@ -81,6 +81,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -123,17 +124,16 @@ from seecause.engine.sweep import need_gradients
 from seecause.engine.trace import attention_probs, read_rows
 from seecause.errors import BadOption
 from seecause.metrics.statistics import standard_error
-from seecause.models.base import protocol
+from seecause.models.base import ImageModel, protocol
 from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
-from seecause.options import Count, Positive, check_options
+from seecause.options import Count, Positive, check_options, checked
 from seecause.target import Spec, Target, parse
 from seecause.types import wide, wide_dtype
 
 T = TypeVar("T")
 Operator = Literal["zero", "mean", "resample"]
-Response = Literal["big", "fig", "prob", "logit", "nll"]
-# responses that compare predictions, and the version of an image that each compares with
+Response = Literal["big", "fig", "logit", "nll"]
 COMPARED: dict[str, ErasedView] = {"big": "no_background", "fig": "no_object"}
 SCORED = {"cuda": 128, "cpu": 8}  # images scored together at most
 TOGETHER = (1, 2, 4, 8)  # heads that are exchanged together
@@ -148,13 +148,14 @@ NORM = 1.0  # of the gradient of each set of gates
 ROOM = 1e-6  # of MOST, that is always left: the slope of x is that of JS over what is left
 
 
+@checked
 class HeadExperiment:
     """Images with their erased versions, what is measured on them, and what a removed head carries
     instead. Options are those of `score`."""
 
     def __init__(
         self,
-        model: VisionModel,
+        model: ImageModel,
         data: LabelledImages | Tensor,
         *,
         response: Response = "big",
@@ -165,25 +166,20 @@ class HeadExperiment:
         temperature: Positive = 1.0,
         seed: int = 0,
     ):
-        need_heads(model, "head scores")
-        given = {"response": response, "operator": operator, "guard": guard, "seed": seed}
-        check_options("score", HeadExperiment.__init__, {**given, "temperature": temperature})
+        model = need_heads(model, "head scores")
         self.model, self.response, self.temperature = model, response, temperature
-        self.operator: Operator = operator
+        self.operator = operator
         self.data = images_of(model, data)
         images = self.data.images
         self.layout = model.check(images)
         self.heads = all_heads(model)
-        compares = response in COMPARED
-        if compares:
-            need_distribution(model, f"response={response!r} with masks")
-        guarded = guard and (compares or self.data.masks is not None or fill == "swap")
-        if guarded:
-            need_distribution(model, "the guard")
-        self.views = [view for name, view in COMPARED.items() if guarded or response == name]
+        guarded = guard and (response in COMPARED or self.data.masks is not None or fill == "swap")
+        # measures that compare predictions, and the version of an image that each compares with
+        self.views = {n: view for n, view in COMPARED.items() if guarded or response == n}
+        if self.views:
+            need_distribution(model, "a comparison of versions")
         self.erased = Erased(model, self.data, fill) if self.views else None
-        if target is None and self.data.labels is not None:
-            target = self.data.labels
+        target = self.data.labels if target is None else target
         bound = parse(model, target, len(images))
         labels = bound.classes if bound.against is None else None
         if labels is None:  # the model's own predictions
@@ -203,7 +199,7 @@ class HeadExperiment:
         """All versions of some images, [V * b, 3, H, W], and behind them their donors."""
         images = [self.data.images[part]]
         if self.erased is not None:
-            images += self.erased.versions(part, self.views)
+            images += self.erased.versions(part, [*self.views.values()])
         if self.donors is not None:
             images.append(self.data.images[self.donors[part]])
         return torch.cat(images)
@@ -221,27 +217,24 @@ class HeadExperiment:
         """Logits [..., V * b, C] of all versions of some images -> [..., b] of everything that is
         measured; the response under `response`."""
         plain, *erased = logits.unflatten(-2, (self.copies, -1)).unbind(-3)
-        labels, target, kind = self.labels[part], self.target.take(part), self.response
+        labels, sigmoid = self.labels[part], self.model.sigmoid
         by_image = plain.movedim(-2, 0)  # [b, ..., C]
 
-        def of(target: Target, kind: Literal["prob", "logprob", "logit"]) -> Tensor:
-            return target.score(by_image, kind, sigmoid=self.model.sigmoid).movedim(0, -1)
+        def of(target: Target, kind: Literal["logprob", "logit"]) -> Tensor:
+            return target.score(by_image, kind, sigmoid=sigmoid).movedim(0, -1)
 
         values = {
             "accuracy": (plain.argmax(dim=-1) == labels).to(wide(plain).dtype),
             "nll": -of(Target(classes=labels), "logprob"),
         }
-        if not self.model.sigmoid:
+        if not sigmoid:
             log_p = log_probs(plain, self.temperature)
             values["entropy"] = -(log_p.exp() * log_p).sum(dim=-1)
-            names = {view: name for name, view in COMPARED.items()}
-            for view, other in zip(self.views, erased, strict=True):
-                values[names[view]] = jensen_shannon(log_p, log_probs(other, self.temperature))
-        if kind in COMPARED:
-            values["response"] = values[kind]
-        else:
-            values["response"] = -of(target, "logprob") if kind == "nll" else of(target, kind)  # type: ignore[arg-type]
-        return values
+            for name, other in zip(self.views, erased, strict=True):
+                values[name] = jensen_shannon(log_p, log_probs(other, self.temperature))
+        if self.response == "logit":
+            return {**values, "response": of(self.target.take(part), "logit")}
+        return {**values, "response": values[self.response]}
 
     def over_images(
         self, run: Callable[[slice], T], *, depth: float = 1.0, most: int | None = None
@@ -295,7 +288,7 @@ def score(
         model: A vision transformer.
         data: Images with `masks`, or with other versions for fill="swap"; a plain tensor of
             normalised images for responses that compare no versions.
-        response: "big" (CIGMA), "fig", "prob", "logit" or "nll".
+        response: "big" (CIGMA), "fig", "logit" or "nll" (of the labels).
         target: The class that is meant; None: the labels of the data, or the model's predictions.
         operator: What a removed head carries: "zero", "mean" or "resample".
         fill: What replaces the background (`erase`).
@@ -416,11 +409,9 @@ def cigma(
     if not complete and guard:
         raise BadOption("guard", guard, "False: this data has no other objects to compare with")
     options: dict[str, Any] = {"fill": fill, "operator": operator, "temperature": temperature}
-    options |= {"guard": complete, "seed": seed}
-    if screen is None:
-        scores = score(model, data, progress=progress, **options)
-    else:
-        scores = screened(model, data, top=screen, **options)
+    options |= {"guard": complete, "seed": seed, "progress": progress}
+    find = score if screen is None else partial(screened, top=screen)
+    scores = find(model, data, **options)
     both = data if complete else replace(data, other_object=data.other_background)
     gains = information_gains(model, both, fill=fill, temperature=temperature)
     small = scores.value.abs() < gains.noise_floor  # the error of JS does not average out
@@ -431,6 +422,7 @@ def cigma(
     return replace(scores, protocol={**scores.protocol, **about})
 
 
+@checked
 @in_eval_mode
 def screen(
     model: VisionModel,
@@ -465,13 +457,11 @@ def screen(
         >>> int(scores.value.isfinite().sum())
         6
     """
-    check_options("screen", screen, {"top": top, "verify": verify})
     check_options("screen", score, options, leave_out=("heads",))
-    heads, count = all_heads(model), VERIFIED * top if verify is None else verify
-    if top > len(heads) or count < top:
-        raise BadOption(
-            "top, verify", (top, count), f"1 to {len(heads)} heads, and at least as many verified"
-        )
+    heads, count = len(all_heads(model)), verify or VERIFIED * top
+    if not top <= min(count, heads):
+        expected = f"1 to {heads} heads, and at least as many verified"
+        raise BadOption("top, verify", (top, count), expected)
     guessing = {k: v for k, v in options.items() if k not in ("guard", "progress")}
     guess = guessed(model, data, seed=seed, **guessing)
     likeliest = guess.order(positive=False)[:count]
@@ -523,7 +513,10 @@ def guessed(
         divergence = experiment.measure(logits[:count], part)["response"]
         first = slopes(divergence, again=True)
         log_p, log_q = log_probs(logits[:count], experiment.temperature).chunk(2)
-        spread = slopes(_probe(log_p, log_q, signs[part].to(divergence)), again=False).square()
+        mean, apart = ((log_p.exp() + log_q.exp()) / 2).detach(), log_p - log_q
+        apart = apart - (mean * apart).sum(dim=-1, keepdim=True)
+        probe = (signs[part].to(divergence) * mean.sqrt() * apart).sum(dim=-1)
+        spread = slopes(probe, again=False).square()
         at = divergence.detach().double().cpu()[:, None, None]
         return at - saturated(at, first, spread)
 
@@ -538,14 +531,6 @@ def saturated(divergence: Tensor, slope: Tensor, spread: Tensor) -> Tensor:
     left = (1 - divergence / MOST).clamp_min(ROOM)
     moved = (-MOST * left.log() - slope / left + BENT * spread / 8).clamp_min(0)
     return -MOST * torch.expm1(-moved / MOST)
-
-
-def _probe(log_p: Tensor, log_q: Tensor, signs: Tensor) -> Tensor:
-    """sum_y s_y sqrt(m_y) (d - m.d)_y of each image, [b]; m is held fixed."""
-    mean = ((log_p.exp() + log_q.exp()) / 2).detach()
-    apart = log_p - log_q
-    apart = apart - (mean * apart).sum(dim=-1, keepdim=True)
-    return (signs * mean.sqrt() * apart).sum(dim=-1)
 
 
 @in_eval_mode

@@ -460,7 +460,7 @@ def prune(
 
     scores, section = result.scores, change_section(result.before, result.after, result.test)
     outcomes = zip(result.curve.ks, result.curve.chosen, strict=True)
-    curve = [{"K": k, **outcome.numbers} for k, outcome in outcomes]
+    curve = [{"K": k, "removed": len(one.heads), **one.numbers} for k, one in outcomes]
     facts = output.write(
         out,
         {

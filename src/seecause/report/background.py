@@ -327,12 +327,11 @@ def curves_section(curve: Curve, *, by: str) -> Section:
 
 def change_section(before: Outcome, after: Outcome, images: LabelledImages) -> Section:
     """Numbers before and after on the same `images`."""
-    from seecause.background.heads import changes
-
-    rows = [
-        (name, fixed(first), fixed(second), fixed(second - first, sign="+"), meaning(name))
-        for name, (first, second) in changes(before, after).items()
-    ]
+    rows = []
+    for name, first in before.numbers.items():
+        second = after.numbers[name]
+        change = fixed(second - first, sign="+")
+        rows.append((name, fixed(first), fixed(second), change, meaning(name)))
     heads = ", ".join(f"({layer}, {head})" for layer, head in after.heads) or "none"
     note = f"Heads removed (layer, head): {heads}. {len(images)} images of {images.name}."
     head = ("", "before", "after", "change", "what it is")
