@@ -199,6 +199,7 @@ def test_other_responses_need_no_masks():
     labels = [2, 5]
     measures = {
         "nll": lambda i: -reference.answer(native.forward, images[i])[labels[i]].log().item(),
+        "prob": lambda i: reference.answer(native.forward, images[i])[labels[i]].item(),
         "logit": lambda i: native.forward(images[i : i + 1])[0, labels[i]].item(),
     }
     for response, measure in measures.items():
@@ -250,7 +251,7 @@ def test_penalised_scores_have_errors_and_effects_of_their_own():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"response": "bigger"}, "big, fig, logit, nll"),
+        ({"response": "bigger"}, "big, fig, prob, logit, nll"),
         ({"operator": "shuffle"}, "zero, mean, resample"),
         ({"heads": [(4, 0)]}, "layers 0-3"),
         ({"heads": []}, "at least one"),

@@ -23,7 +23,7 @@ that should get the same prediction: what a repair needs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -35,6 +35,7 @@ from seecause._random import bits
 from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.background.images import (
+    Advance,
     LabelledImages,
     Masks,
     PerImage,
@@ -45,7 +46,7 @@ from seecause.background.images import (
     on_pixels,
 )
 from seecause.data.dataset import Dataset
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.chunks import run_in_chunks
 from seecause.engine.trace import record
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import bootstrap_interval
@@ -81,8 +82,8 @@ class Trials(PerImage):
     recipients: Tensor  # [n]
     controls: Tensor  # [n]
     sets: Tensor  # [n, gh, gw] bool
-    flipped: Tensor | None = None  # [n] bool: predicted as C with the paste
-    control_flipped: Tensor | None = None  # [n] bool: predicted as C with the control
+    flipped: Any = None  # [n] bool: predicted as C with the paste; None until measured
+    control_flipped: Any = None  # [n] bool: predicted as C with the control
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -131,13 +132,11 @@ class Finding:
     @property
     def effects(self) -> Tensor:
         """[n] float64: of each trial, whether the paste flips less whether the control does."""
-        assert self.trials.flipped is not None and self.trials.control_flipped is not None
         return self.trials.flipped.double() - self.trials.control_flipped.double()
 
     @property
     def flips(self) -> float:
         """Share of images that are predicted as C with the kind pasted in."""
-        assert self.trials.flipped is not None
         return float(self.trials.flipped.double().mean())
 
     @property
@@ -147,7 +146,6 @@ class Finding:
     @property
     def control(self) -> float:
         """Share of images that are predicted as C with the control pasted in."""
-        assert self.trials.control_flipped is not None
         return float(self.trials.control_flipped.double().mean())
 
     @property
@@ -353,8 +351,8 @@ def tokens_at(model: VisionModel, images: Tensor, layer: int) -> Tensor:
         states = record(model, images[a:b], states={layer}, until=until).states[layer]
         return states[:, layout.patches].float().cpu()
 
-    size = fit(len(images), model.forward_bytes(layout), images.device)
-    tokens = torch.cat(list(in_chunks(run_chunk, len(images), size, what="images")))
+    each = model.forward_bytes(layout)
+    tokens = run_in_chunks(run_chunk, len(images), each, images.device, what="images")
     tokens -= tokens.mean(dim=0)
     return F.normalize(tokens, dim=-1)
 
@@ -536,7 +534,7 @@ def _measured(
 
 
 def _pasted_logits(
-    model: VisionModel, images: Tensor, trials: Trials, advance: Callable[[int], None]
+    model: VisionModel, images: Tensor, trials: Trials, advance: Advance
 ) -> tuple[Tensor, Tensor]:
     """Logits [n, C] of the pastes, and of their controls."""
     parts = []

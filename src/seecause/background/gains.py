@@ -46,7 +46,7 @@ import torch
 from torch import Tensor
 
 from seecause.background.images import LabelledImages, images_of, on_pixels
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.chunks import run_in_chunks
 from seecause.engine.trace import blank_image
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import ratio_interval
@@ -62,7 +62,6 @@ ErasedView = Literal["no_background", "no_object"]
 ERASED: tuple[ErasedView, ...] = ("no_background", "no_object")
 SWAP = "exact swap"
 BLUR = 10 / 224  # deviation, as a share of the longer side
-AT_ONCE = 32  # images whose erased versions are made together
 FEW = 5  # images: fewer give no useful interval, and no useful accuracy of a group
 DEGENERATE = 1e-8  # FIG + BIG below this: nothing was lost either way, and BIR is undefined
 SMALL = 1.0  # of |u|, where the two forms meet; both are good there
@@ -268,9 +267,8 @@ def information_gains(
         return torch.stack([jensen_shannon(plain, other) for other in others], dim=1).cpu()
 
     each = 3 * model.forward_bytes(model.check(data.images))
-    size = min(AT_ONCE, fit(len(data), each, data.images.device))
-    parts = list(in_chunks(run_chunk, len(data), size, what="images"))
-    fig, big, noise = torch.cat(parts).double().unbind(1)
+    parts = run_in_chunks(run_chunk, len(data), each, data.images.device, what="images")
+    fig, big, noise = parts.double().unbind(1)
     record = {"temperature": temperature, **erased.record(), **protocol(model, data.images)}
     return Gains(fig, big, float(noise.mean()), record)
 

@@ -38,6 +38,7 @@ from torch import Tensor
 
 from seecause.background.gains import Erased, Fill, Gains, jensen_shannon, log_probs
 from seecause.background.images import (
+    Advance,
     LabelledImages,
     Masks,
     MaskSource,
@@ -46,6 +47,7 @@ from seecause.background.images import (
     images_of,
     logits_of,
     model_for,
+    no_advance,
     no_progress,
 )
 from seecause.data.batch import Group, group_shares
@@ -310,7 +312,7 @@ def outcomes(
     fills: Sequence[Fill] = (),
     *,
     train: Mapping[Group, float] | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Advance = no_advance,
 ) -> list[Outcome]:
     """Measure the model without each set of heads.
 
@@ -338,8 +340,7 @@ def outcomes(
         log_p, predicted = log_probs(logits), logits.argmax(dim=-1)
         moved = jensen_shannon(log_p[:, :1], log_p[:, 1:]).double()
         parts.append((logits[:, 0], predicted[:, 0] != predicted[:, -1], moved.mT))
-        if progress is not None:
-            progress(len(versions[0]))
+        progress(len(versions[0]))
     logits, flipped, moved = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
     measured = []
     for place, heads in enumerate(sets):

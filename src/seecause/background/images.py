@@ -50,13 +50,18 @@ NONE_OF_NINE = "none of the nine"
 
 MaskKind = Literal["given", "discovered", "network", "own"]
 MASK_NAMES = {"given": "true masks", "own": "own masks"}
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+Advance = Callable[[int], None]  # is called with the number of items that were finished
+Progress = Callable[[str, int], AbstractContextManager[Advance]]
+
+
+def no_advance(done: int) -> None:
+    """An `Advance` that shows nothing."""
 
 
 @contextmanager
-def no_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+def no_progress(what: str, total: int) -> Iterator[Advance]:
     """A `progress` that shows nothing. Others show `what` is done, and how much of `total`."""
-    yield lambda done: None
+    yield no_advance
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,7 +251,7 @@ def checked_labels(model: ImageModel, images: Tensor, labels: Tensor) -> Tensor:
 
 
 def read_images(
-    model: ImageModel, data: Dataset | str, *, progress: Callable[[int], None] | None = None
+    model: ImageModel, data: Dataset | str, *, progress: Advance = no_advance
 ) -> LabelledImages:
     """Read all images of a dataset into the model's frame.
 
@@ -273,8 +278,7 @@ def read_images(
     if "counterfactuals" in capabilities(data) and model.preprocess.size == (96, 96):
         latents = data.latents(0, len(data), device=model.device)
         labelled = critter_images(model, latents, name=data.name)
-        if progress is not None:
-            progress(len(data))
+        progress(len(data))
     else:
         labelled = _read_samples(model, data, progress)
     labels = labelled.labels
@@ -284,9 +288,7 @@ def read_images(
     return replace(labelled, labels=checked_labels(model, labelled.images, labels))
 
 
-def _read_samples(
-    model: ImageModel, data: Dataset, progress: Callable[[int], None] | None
-) -> LabelledImages:
+def _read_samples(model: ImageModel, data: Dataset, progress: Advance) -> LabelledImages:
     """Samples in the model's frame, with their second versions if the data has pairs."""
     images, labels, truth, others = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
     groups, ids, skipped = list[Group | None](), list[str](), list[SkippedImage]()
@@ -304,8 +306,7 @@ def _read_samples(
                 continue
             samples.append(sample)
             seconds += second
-        if progress is not None:
-            progress(len(places))
+        progress(len(places))
         if not samples:
             continue
         batch = to_batch(model, samples)

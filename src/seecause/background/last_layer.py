@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.background.heads import need_heads, over_images
-from seecause.background.images import checked_labels
+from seecause.background.images import Advance, checked_labels, no_advance
 from seecause.errors import BadInput, BadOption, NotDefined
 from seecause.faithful.training import joined_processes
 from seecause.files import write_atomic
@@ -378,7 +378,7 @@ def fine_tune(
     batch: int = 64,
     seed: int = 0,
     checkpoint: Path | None = None,
-    progress: Callable[[int], None] = lambda done: None,
+    progress: Advance = no_advance,
 ) -> tuple[VisionModel, list[float]]:
     """Train a copy of the model on versions.
 

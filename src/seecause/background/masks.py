@@ -54,7 +54,15 @@ from seecause.background.gains import (
     log_probs,
     need_distribution,
 )
-from seecause.background.images import LabelledImages, Masks, MaskSource, images_of, logits_of
+from seecause.background.images import (
+    Advance,
+    LabelledImages,
+    Masks,
+    MaskSource,
+    images_of,
+    logits_of,
+    no_advance,
+)
 from seecause.data.dataset import IGNORE, Dataset
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.sweep import need_gradients
@@ -90,7 +98,7 @@ def object_masks(
     *,
     method: str = "caap",
     cache: str | Path | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Advance = no_advance,
     **options: Any,
 ) -> Masks:
     """Find the object of each image.
@@ -170,7 +178,7 @@ def _by_network(
     method: str,
     options: dict[str, Any],
     cache: str | Path | None,
-    progress: Callable[[int], None] | None,
+    progress: Advance,
 ) -> Masks:
     """Otsu's masks of a network's maps, on the patches of the model."""
     with model.eval_mode():
@@ -181,8 +189,7 @@ def _by_network(
     for images in data.images.split(TOGETHER):
         asked = partial(network_maps, model, network, images, grid, method, options)
         parts.append(_kept(cache, network, facts, images, asked))
-        if progress is not None:
-            progress(len(images))
+        progress(len(images))
     maps, sure = (torch.cat([part[name] for part in parts]) for name in ("maps", "confidence"))
     hard = otsu(maps.to(model.device))
     same = network.module is model.module or network.weights_digest() == model.weights_digest()
@@ -301,7 +308,7 @@ def discover_masks(
     binarise: Rule = "topk",
     temperature: Positive = 1.0,
     cache: str | Path | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Advance = no_advance,
 ) -> Masks:
     """Find the pixels that keep each prediction, by optimisation; the defaults are the paper's.
 
@@ -339,8 +346,7 @@ def discover_masks(
         found = _kept(
             cache, model, [search], part, lambda: {"soft": _search(model, part, **search)}
         )
-        if progress is not None:
-            progress(b - a)
+        progress(b - a)
         return found["soft"].to(model.device)
 
     graph = (model.n_layers + 1) if isinstance(model, VisionModel) else 4  # what gradients keep

@@ -194,12 +194,11 @@ def interchange_effects(model: VisionModel, splits: Splits) -> HeadScores:
     """Effect of exchanging each head between an image and its last version, [L, H]; of up to
     `SCORED` training images, spread over all."""
     versions = splits.train
-    images, which = versions.source.unique(return_inverse=True)
-    number = torch.arange(len(which), device=which.device)
-    last = torch.zeros_like(images).scatter_reduce(0, which, number, "amax")
-    rows = torch.linspace(0, len(images) - 1, min(SCORED, len(images))).round().long()
-    rows = rows.to(images.device)
-    plain, others = versions.data.images[images[rows]], versions[last[rows]]
+    last = {image: row for row, image in enumerate(versions.source.tolist())}
+    places = torch.linspace(0, len(last) - 1, min(SCORED, len(last))).round().long()
+    images = torch.tensor(sorted(last))[places]
+    others = versions[torch.tensor([last[image] for image in images.tolist()])]
+    plain = versions.data.images[images]
     with splits.progress("scoring heads", len(plain)) as advance:
         pairs = LabelledImages(plain, other_background=others)
         return interchange(model, pairs, progress=advance)
@@ -242,7 +241,7 @@ def _content(versions: Versions) -> list[Any]:
     parts = [data.images, data.other_background]
     parts.append(None if data.masks is None else data.masks.hard[:, None].float())
     drawn = (versions.source, versions.donor, versions.number, versions.labels)
-    pixels = ["" if part is None else pixels_digest(part) for part in parts]
+    pixels = [pixels_digest(part) for part in parts if part is not None]
     return [*pixels, *(part.tolist() for part in drawn), versions.seed]
 
 
@@ -322,8 +321,8 @@ class Repair(Result):
 
     def numbers(self) -> dict[str, float]:
         """The numbers of the audits before and after, on test images."""
-        pair = (("before", self.before), ("after", self.after))
-        return {f"{when} {n}": v for when, audit in pair for n, v in audit.numbers().items()}
+        before = {f"before {name}": value for name, value in self.before.numbers().items()}
+        return before | {f"after {name}": value for name, value in self.after.numbers().items()}
 
     def export(self, folder: str | Path) -> Path:
         """Write the checkpoint (plain timm, transformers, torchvision or open_clip load it), a page
@@ -341,10 +340,10 @@ class Repair(Result):
 
     def facts(self) -> dict[str, Any]:
         """All numbers and settings, as JSON takes them."""
-        names = ("name", "done", "details", "seconds", "validation", "test", "failed")
         candidates = []
         for candidate in self.candidates.values():
-            facts = {name: getattr(candidate, name) for name in names}
+            facts = {**vars(candidate)}
+            del facts["model"], facts["layer"]
             for part in ("validation", "test"):  # JSON cannot hold NaN
                 facts[part] = {name: v for name, v in facts[part].items() if v == v}
             candidates.append(facts)
@@ -357,7 +356,7 @@ class Repair(Result):
             "after": self.after.numbers(),
             "candidates": candidates,
             "run": self.record,
-            "left out": [asdict(image) for image in self.skipped],
+            "skipped": [asdict(image) for image in self.skipped],
         }
 
 
@@ -490,19 +489,21 @@ def _entries(
     names: Sequence[str] | str, options: Mapping[str, Mapping[str, Any]], *, groups: bool
 ) -> list[tuple[Remedy, dict[str, Any]]]:
     """Remedies with their checked options, "nothing" always first."""
-    names = (names,) if isinstance(names, str) else tuple(names)
-    if names == (EVERY,):
-        names = tuple(name for name, each in REMEDIES.items() if groups or not each.needs_groups)
-    tried = list(dict.fromkeys(["nothing", *names]))
-    for name in (*tried, *options):
+    names = [names] if isinstance(names, str) else [*names]
+    if names == [EVERY]:
+        names = [name for name, each in REMEDIES.items() if groups or not each.needs_groups]
+    tried = {}
+    for name in dict.fromkeys(["nothing", *names]):
         if name not in REMEDIES:
             raise UnknownName("remedy", name, REMEDIES)
-        if name not in tried:
-            raise BadOption("options", name, f"options of remedies that are tried: {tried}")
         if REMEDIES[name].needs_groups and not groups:
             raise BadOption("remedies", name, "groups=True (--groups) for a remedy that needs them")
-        check_options(name, REMEDIES[name].fit, options.get(name, {}))
-    return [(REMEDIES[name], dict(options.get(name, {}))) for name in tried]
+        tried[name] = REMEDIES[name], dict(options.get(name, {}))
+        check_options(name, REMEDIES[name].fit, tried[name][1])
+    for name in options:
+        if name not in tried:
+            raise BadOption("options", name, f"options of remedies that are tried: {[*tried]}")
+    return [*tried.values()]
 
 
 def _split(
@@ -512,13 +513,9 @@ def _split(
     verdict."""
     labels, shares = data.need_labels(), SHARES if test is None else SHARES[:2]
     rows = split_rows(labels, shares, seed=seed, images=origins(data.ids))
-    for part in rows:
-        if len(part) < 2 or len(labels[part].unique()) < 2:
-            raise BadOption(
-                "data",
-                f"{len(data)} images of {data.name}",
-                "at least five images of each class, for three splits",
-            )
+    if any(len(labels[part].unique()) < 2 for part in rows):
+        expected = "at least five images of each class, for three splits"
+        raise BadOption("data", f"{len(data)} images of {data.name}", expected)
     unreported = torch.cat(rows[:2]).sort().values.tolist()
     judged = data.take(torch.tensor(evenly(unreported, JUDGED)))
     train, validation = data.take(rows[0]), data.take(rows[1])

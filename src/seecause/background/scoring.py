@@ -109,7 +109,7 @@ from seecause.background.heads import (
     penalised,
     selector,
 )
-from seecause.background.images import LabelledImages, images_of
+from seecause.background.images import Advance, LabelledImages, images_of, no_advance
 from seecause.engine.chunks import fit, in_chunks, plain_logits, run_in_chunks
 from seecause.engine.forks import (
     HELD,
@@ -133,7 +133,7 @@ from seecause.types import wide, wide_dtype
 
 T = TypeVar("T")
 Operator = Literal["zero", "mean", "resample"]
-Response = Literal["big", "fig", "logit", "nll"]
+Response = Literal["big", "fig", "prob", "logit", "nll"]
 COMPARED: dict[str, ErasedView] = {"big": "no_background", "fig": "no_object"}
 SCORED = {"cuda": 128, "cpu": 8}  # images scored together at most
 TOGETHER = (1, 2, 4, 8)  # heads that are exchanged together
@@ -220,7 +220,7 @@ class HeadExperiment:
         labels, sigmoid = self.labels[part], self.model.sigmoid
         by_image = plain.movedim(-2, 0)  # [b, ..., C]
 
-        def of(target: Target, kind: Literal["logprob", "logit"]) -> Tensor:
+        def of(target: Target, kind: Literal["prob", "logprob", "logit"]) -> Tensor:
             return target.score(by_image, kind, sigmoid=sigmoid).movedim(0, -1)
 
         values = {
@@ -232,8 +232,8 @@ class HeadExperiment:
             values["entropy"] = -(log_p.exp() * log_p).sum(dim=-1)
             for name, other in zip(self.views, erased, strict=True):
                 values[name] = jensen_shannon(log_p, log_probs(other, self.temperature))
-        if self.response == "logit":
-            return {**values, "response": of(self.target.take(part), "logit")}
+        if self.response in ("prob", "logit"):
+            return {**values, "response": of(self.target.take(part), self.response)}
         return {**values, "response": values[self.response]}
 
     def over_images(
@@ -280,7 +280,7 @@ def score(
     temperature: Positive = 1.0,
     heads: Sequence[Head] | None = None,
     seed: int = 0,
-    progress: Callable[[int], None] | None = None,
+    progress: Advance = no_advance,
 ) -> HeadScores:
     """What the response loses without each head.
 
@@ -288,7 +288,7 @@ def score(
         model: A vision transformer.
         data: Images with `masks`, or with other versions for fill="swap"; a plain tensor of
             normalised images for responses that compare no versions.
-        response: "big" (CIGMA), "fig", "logit" or "nll" (of the labels).
+        response: "big" (CIGMA), "fig", "prob", "logit" or "nll" (of the labels).
         target: The class that is meant; None: the labels of the data, or the model's predictions.
         operator: What a removed head carries: "zero", "mean" or "resample".
         fill: What replaces the background (`erase`).
@@ -330,8 +330,7 @@ def score(
     for layer, head in silent:  # its removal changes nothing
         for name, value in plain.items():
             without[name][:, layer, head] = value
-    if progress is not None and silent:
-        progress(len(silent) * len(experiment.data))
+    progress(len(silent) * len(experiment.data))
     lost = {name: value[:, None, None] - without[name] for name, value in plain.items()}
     after = {name: value.mean(dim=0) for name, value in without.items()}
     after |= {"fig_drop": lost["fig"].mean(dim=0)} if "fig" in lost else {}
@@ -349,7 +348,7 @@ def score(
 
 
 def _measured(
-    experiment: HeadExperiment, heads: Sequence[Head], progress: Callable[[int], None] | None
+    experiment: HeadExperiment, heads: Sequence[Head], progress: Advance
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Everything that is measured, by name, float64 on the CPU: [B] of the whole model, and
     [B, L, H] without each of `heads`, NaN elsewhere."""
@@ -372,8 +371,7 @@ def _measured(
         for layer, at, measured in waiting:
             for name, value in measured.items():
                 without[name][part, layer, at] = value.T.double().cpu()
-        if progress is not None:
-            progress(len(heads) * size)
+        progress(len(heads) * size)
 
     most = SCORED["cuda" if model.device.type == "cuda" else "cpu"]
     experiment.over_images(run_chunk, depth=1 / HELD, most=most)
@@ -397,7 +395,7 @@ def cigma(
     temperature: Positive = 1.0,
     screen: Count | None = None,
     seed: int = 0,
-    progress: Callable[[int], None] | None = None,
+    progress: Advance = no_advance,
 ) -> HeadScores:
     """How much less predictions depend on the background without each head, less what the object
     loses.
@@ -540,7 +538,7 @@ def interchange(
     data: LabelledImages,
     *,
     temperature: Positive = 1.0,
-    progress: Callable[[int], None] | None = None,
+    progress: Advance = no_advance,
 ) -> HeadScores:
     """Exchange every head between images and their other versions.
 
@@ -580,8 +578,7 @@ def interchange(
             return carried[b - a :]
 
         fork(model, rows, heads, each, content=content, forking=b - a)
-        if progress is not None:
-            progress(b - a)
+        progress(b - a)
 
     size = fit(n, 2 * model.forward_bytes(layout), images.device, share=HELD)
     list(in_chunks(run_chunk, n, size, what="images"))
@@ -631,7 +628,7 @@ def interchange_shares(
     data: LabelledImages,
     *,
     temperature: Positive = 1.0,
-    progress: Callable[[int], None] | None = None,
+    progress: Advance = no_advance,
 ) -> HeadScores:
     """Share of what two versions of an image change that passes through each head.
 
@@ -639,8 +636,12 @@ def interchange_shares(
     whole effect cannot be told from none, scores are nats and nothing is mediated.
     """
     heads = all_heads(model)
-    done = None if progress is None else lambda images: progress(images * len(heads))
-    scores = interchange(model, data, temperature=temperature, progress=done)
+    scores = interchange(
+        model,
+        data,
+        temperature=temperature,
+        progress=lambda images: progress(images * len(heads)),
+    )
     whole, spread = scores.protocol["effect"], scores.protocol["effect error"]
     if whole < UNMOVED:
         raise BadOption(

@@ -70,7 +70,6 @@ class Versions:
     number: Tensor  # [M] which of the image's transplants
     control: Tensor  # [M] bool: versions that show what cutting alone does
     seed: int = 0
-    skipped: tuple[int, ...] = ()  # images of which no transplant can be made
     memo: dict[str, Any] = field(default_factory=dict)  # features of the last model
 
     def __len__(self) -> int:
@@ -151,8 +150,8 @@ def transplant(
         seed: Of the draws.
 
     Returns:
-        `Versions`. An image without an object or without a background gives no transplant and is
-        listed in `skipped`; one without a background lends none to others.
+        `Versions`. An image without an object or without a background gives no transplant; one
+        without a background lends none to others.
 
     Example:
         >>> import torch
@@ -177,16 +176,15 @@ def transplant(
             f"{int(objects.sum())} of {len(masks)} with an object and a background",
             f"at least two such images for donors={donors!r}; in a mask 0 is background",
         )
-    skipped = tuple(sorted(set(range(len(data))) - set(source.tolist())))
-    if skipped:
+    if skipped := len(data) - len(source.unique()):
         log.warning(
             "%d of %d images are not transplanted (donors: %s): no object, no background,"
             " or no donor",
-            *(len(skipped), len(data), donors),
+            *(skipped, len(data), donors),
         )
     control = torch.zeros(len(source), dtype=torch.bool)
     drawn = (part.to(device) for part in (source, donor, number, control))
-    return Versions(data, *drawn, seed, skipped)
+    return Versions(data, *drawn, seed)
 
 
 def versions_to_learn(data: LabelledImages, per_image: int, *, seed: int) -> Versions:
@@ -216,7 +214,7 @@ def versions_to_test(
     same = transplant(data, donors="same-class", **options)
     parts = ((moved.source, same.source), (moved.donor, same.donor), (moved.number, same.number))
     control = torch.cat([moved.control, torch.ones_like(same.control)])
-    return Versions(data, *map(torch.cat, parts), control, seed, moved.skipped)
+    return Versions(data, *map(torch.cat, parts), control, seed)
 
 
 def _pair_versions(data: LabelledImages, *which: int) -> Versions:

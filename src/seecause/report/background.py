@@ -383,7 +383,6 @@ def discover_sections(result: Discovery) -> list[Section]:
 def _finding(result: Discovery, rank: int, finding: Finding) -> Card:
     from seecause.attribution.attribute import top_answers
 
-    assert finding.trials.flipped is not None
     trial = int(finding.trials.flipped.double().argmax())  # the first that flipped
     shown = finding.trials.take(torch.tensor([trial]))
     images, recipient = result.data.images, int(shown.recipients[0])
