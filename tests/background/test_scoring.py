@@ -17,24 +17,9 @@ from tests.helpers import hooks, noise, view
 from tests.reference import cigma as reference
 from tests.tiny import pictures, tiny
 
-FAMILIES = [
-    "timm_deit3",
-    "timm_clip",
-    "timm_post_norm",
-    "timm_map",
-    "timm_mean",
-    "timm_distilled",
-    "timm_eva",
-    "timm_eva_registers",
-]
-FAMILIES += [
-    "hf_vit",
-    "hf_clip",
-    "hf_dinov2",
-    "hf_siglip_tower",
-    "torchvision_vit",
-    "open_clip_clip",
-]
+FAMILIES = ["timm_deit3", "timm_clip", "timm_post_norm", "timm_map", "timm_mean", "timm_eva"]
+FAMILIES += ["timm_distilled", "timm_eva_registers", "hf_vit", "hf_clip", "hf_dinov2"]
+FAMILIES += ["hf_siglip_tower", "torchvision_vit", "open_clip_clip"]
 HEADS, WIDTH, BIG = 3, 8, 1
 
 
@@ -70,27 +55,19 @@ def test_suffix_scores_are_naive_scores(family):
 def test_the_paper_fills_with_the_mean_colour():
     native, model, data = case()
     images, masks = data.images, data.masks.hard
-    expected = naive(
-        native,
-        images,
-        lambda i: reference.gains(native.forward, images[i], masks[i], fill="mean")[BIG],
-    )
-    assert_close(
-        score(model, data, fill="mean").effects,
-        expected,
-        atol=1e-10,
-        rtol=0,
-    )
+
+    def gain(**options):
+        return lambda i: reference.gains(native.forward, images[i], masks[i], **options)[BIG]
+
+    found = score(model, data, fill="mean").effects
+    assert_close(found, naive(native, images, gain(fill="mean")), atol=1e-10, rtol=0)
     default = score(model, data).protocol
     assert default["fill"] == "grey"  # see test_known_models
     assert [default[name] for name in ("response", "operator", "temperature", "guard", "seed")] == [
         "big", "zero", 1.0, True, 0,
     ]  # fmt: skip
-    expected = naive(
-        native, images, lambda i: reference.gains(native.forward, images[i], masks[i], 2.0)[BIG]
-    )
     warm = score(model, data, temperature=2.0)
-    assert_close(warm.effects, expected, atol=1e-10, rtol=0)
+    assert_close(warm.effects, naive(native, images, gain(temperature=2.0)), atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["timm_registers", "timm_clip", "hf_vit"])
@@ -159,10 +136,8 @@ def test_blocks_may_have_fewer_heads():
         ablated = score(model, data).value
     assert_close(result.value[[0, 2, 3]], ablated[[0, 2, 3]], atol=1e-10, rtol=0)
     assert_close(result.value[1, 0], ablated[1, 1], atol=1e-10, rtol=0)
-    bare = score(
-        sc.background.prune_heads(model, [(2, head) for head in range(HEADS)]),
-        data,
-    )
+    bare = sc.background.prune_heads(model, [(2, head) for head in range(HEADS)])
+    bare = score(bare, data)
     assert bare.value[2].nan_to_num(0).eq(0).all() and bare.value[[0, 1, 3]].isfinite().all()
 
 
