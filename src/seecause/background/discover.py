@@ -88,24 +88,11 @@ class Trials(PerImage):
     def __len__(self) -> int:
         return len(self.sources)
 
-    def into(self, images: Tensor) -> Tensor:
-        """Recipients [n, 3, H, W] with patches of their sources, from images [N, 3, H, W]."""
-        return _pasted(images, self.sets, self.sources, self.recipients)
-
-    def controls_into(self, images: Tensor) -> Tensor:
-        """Recipients with patches of the controls, in the same places."""
-        return _pasted(images, self.sets, self.controls, self.recipients)
-
-    def covered(self, images: Tensor) -> Tensor:
-        """Sources whose patches of the kind are covered by those of the controls."""
-        return _pasted(images, self.sets, self.controls, self.sources)
-
-
-def _pasted(images: Tensor, sets: Tensor, sources: Tensor, recipients: Tensor) -> Tensor:
-    """Images [N, 3, H, W] at `recipients` [n] with the patches `sets` of those at `sources`."""
-    shown = on_pixels(sets.to(images.device)[:, None], (images.shape[-2], images.shape[-1]))
-    sources, recipients = sources.to(images.device), recipients.to(images.device)
-    return torch.where(shown, images[sources], images[recipients])
+    def paste(self, images: Tensor, lenders: Tensor, receivers: Tensor) -> Tensor:
+        """Images [N, 3, H, W] at `receivers` [n] with the patches of those at `lenders` [n]."""
+        device, size = images.device, (images.shape[-2], images.shape[-1])
+        shown = on_pixels(self.sets.to(device)[:, None], size)
+        return torch.where(shown, images[lenders.to(device)], images[receivers.to(device)])
 
 
 def _join(parts: Sequence[Trials]) -> Trials:
@@ -221,7 +208,8 @@ class Discovery(Result):
         if not chosen:
             raise BadOption("places", places, "findings; there are none to make pairs of")
         trials, images = [finding.trials for finding in chosen], self.data.images
-        others = [part.into(images) for part in trials] + [part.covered(images) for part in trials]
+        others = [part.paste(images, part.sources, part.recipients) for part in trials]
+        others += [part.paste(images, part.controls, part.sources) for part in trials]
         rows = torch.cat([part.recipients for part in trials] + [part.sources for part in trials])
         labels = self.predictions if self.data.labels is None else self.data.labels
         here = rows.to(images.device)
@@ -288,13 +276,12 @@ def discover(
     options = {"score": "logit", **options}
     known = find(method, model.architecture)
     if "score" not in known.options:
-        options.pop("score")
+        del options["score"]
     known.check(options)
     data = images_of(model, data, progress)
     predictions = logits_of(model, data.images).argmax(dim=1).cpu()
     if len(predictions.unique()) < 2:
-        name = model.class_name(int(predictions[0]))
-        got = f"{len(data)} images of {data.name}, all predicted {name!r}"
+        got = f"{len(data)} images, all predicted {model.class_name(int(predictions[0]))!r}"
         raise BadOption("data", got, "images with different predictions")
     parts = []
     with progress("looking for evidence", len(data)) as advance:
@@ -329,12 +316,12 @@ def evidence(
     model: VisionModel, images: Tensor, method: str, layers: Sequence[int], options: dict[str, Any]
 ) -> Tensor:
     """Mean over starting layers of z-scored maps of each image's own prediction, [b, N]."""
-    starts = [None]
+    starts = list[int | None]([None])
     if "layers" in find(method, model.architecture).options and "layers" not in options:
-        starts = [None, *((layer, None) for layer in layers if 0 < layer < model.n_layers)]
+        starts += [layer for layer in layers if 0 < layer < model.n_layers]
     total = torch.zeros(())
     for start in starts:
-        own = options if start is None else {**options, "layers": start}
+        own = options if start is None else {**options, "layers": (start, None)}
         maps = attribute(model, images, method=method, **own).maps.flatten(1).double()
         spread = maps.std(dim=1, keepdim=True).clamp_min(1e-12)
         total = total.to(maps) + (maps - maps.mean(dim=1, keepdim=True)) / spread
@@ -540,8 +527,8 @@ def _pasted_logits(
     parts = []
     for rows in torch.arange(len(trials)).split(PASTED):
         some = trials.take(rows)
-        both = torch.cat([some.into(images), some.controls_into(images)])
-        parts.append(logits_of(model, both).cpu().split(len(some)))
+        both = [some.paste(images, of, some.recipients) for of in (some.sources, some.controls)]
+        parts.append(logits_of(model, torch.cat(both)).cpu().split(len(some)))
         advance(len(some))
     with_kind, control = zip(*parts, strict=True)
     return torch.cat(with_kind), torch.cat(control)
@@ -561,8 +548,8 @@ def _ranked(tried: Sequence[Finding], most: int) -> tuple[Finding, ...]:
     patches as a better one."""
     best = list[Finding]()
     for finding in sorted(tried, key=lambda finding: -finding.effect):
-        chance = finding.effect <= 0 or finding.interval[0] <= 0
-        if not chance and not any(_is_same(finding, other) for other in best):
+        sure = finding.effect > 0 and finding.interval[0] > 0
+        if sure and not any(_is_same(finding, other) for other in best):
             best.append(finding)
     return tuple(best[:most])
 

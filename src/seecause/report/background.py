@@ -386,7 +386,9 @@ def _finding(result: Discovery, rank: int, finding: Finding) -> Card:
     trial = int(finding.trials.flipped.double().argmax())  # the first that flipped
     shown = finding.trials.take(torch.tensor([trial]))
     images, recipient = result.data.images, int(shown.recipients[0])
-    pair = torch.cat([images[recipient : recipient + 1], shown.into(images)])
+    pair = torch.cat(
+        [images[recipient : recipient + 1], shown.paste(images, shown.sources, shown.recipients)]
+    )
     shots = [Shot("examples", thumbnail(example_sheet(result, finding)))]
     raw, answers = result.model.preprocess.raw(pair), top_answers(result.model, pair)
     for title, image, row in zip(("before", "with it"), raw, answers, strict=True):
