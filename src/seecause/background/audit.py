@@ -72,10 +72,8 @@ class BackgroundAudit(Result):
     protocol: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        low, high = self.interval
-        flips = f"extra flips {self.extra_flips.mean():+.0%} ({low:+.0%} to {high:+.0%})"
-        of = f"{len(self.data)} images of {self.data.name}"
-        return f"BackgroundAudit({self.verdict}: {flips}, {of})"
+        extra, count = float(self.extra_flips.mean()), len(self.data)
+        return f"BackgroundAudit({self.verdict}: extra flips {extra:+.0%}, {count} images)"
 
     @property
     def data(self) -> LabelledImages:

@@ -95,9 +95,8 @@ class HeadScores:
     data: LabelledImages | None = None  # the images, where `score_heads` chose them
 
     def __repr__(self) -> str:
-        scored = int((~self.value.isnan()).sum())
-        best = [f"{head} {float(self.value[head]):.3g}" for head in self.order()[:3]]
-        return f"HeadScores({scored} heads, highest: {', '.join(best) or 'none above 0'})"
+        scored = int(self.value.isfinite().sum())
+        return f"HeadScores({scored} heads, highest: {self.top(3)})"
 
     def order(self, *, positive: bool = True) -> list[Head]:
         """Heads from the highest score down; with `positive`, only those above zero."""

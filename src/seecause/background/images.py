@@ -369,17 +369,15 @@ def critter_images(
     elsewhere = (latents.background + 1 + turn % (places - 1)) % places
     another = (latents.creature + 1 + turn % (creatures - 1)) % creatures
     scene, moved = critters.render(latents), critters.render(latents.replace(background=elsewhere))
-    codes = torch.stack([latents.creature, latents.background], dim=1).tolist()
+    groups = tuple(zip(latents.creature.tolist(), latents.background.tolist(), strict=True))
+    names = [f"{critters.CLASSES[creature]} on {BACKGROUNDS[place]}" for creature, place in groups]
     return LabelledImages(
         images=normalised(scene.image),
         labels=latents.label.to(model.device),
         name=name,
-        ids=tuple(
-            f"{place}, {critters.CLASSES[creature]} on {BACKGROUNDS[background]}"
-            for place, (creature, background) in enumerate(codes)
-        ),
+        ids=tuple(f"{number}, {name}" for number, name in enumerate(names)),
         truth=Masks.given(scene.mask.to(model.device)),
-        groups=tuple((creature, background) for creature, background in codes),
+        groups=groups,
         objects=tuple(critters.CLASSES),
         places=tuple(BACKGROUNDS),
         other_background=normalised(moved.image),

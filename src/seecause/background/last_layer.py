@@ -427,12 +427,11 @@ def fine_tune(
         if not all(bool(value.isfinite().all()) for value in module.parameters()):
             raise BadInput("fine-tuning", "weights are not finite any more", "give a lower rate")
 
-    there = checkpoint is not None and checkpoint.is_file()
-    content = checkpoint.read_bytes() if checkpoint is not None and there else None
+    content = None
+    if checkpoint is not None and checkpoint.is_file():
+        content = checkpoint.read_bytes()
     if (content := processes.from_first(content)) is not None:
-        state: dict[str, Any] = torch.load(
-            io.BytesIO(content), map_location=device, weights_only=True
-        )
+        state = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
         module.load_state_dict(state["module"])
         optimizer.load_state_dict(state["optimizer"])
         curve, best = state["curve"], state["best"]

@@ -608,17 +608,13 @@ def mediated(
 
     def run_chunk(a: int, b: int) -> Tensor:
         rows = torch.cat([images[a:b], others[a:b]])
-        plain = log_probs(model(rows), temperature).unflatten(0, (2, b - a))
-        mixed = gated_logits(
-            model,
-            rows,
-            gates.expand(b - a, -1, -1),
-            content=lambda layer, carried, tokens: carried[b - a :],
-        )
-        compared = (log_probs(mixed, temperature), plain[1])
-        return torch.stack([jensen_shannon(plain[0], p) for p in compared], dim=1).double().cpu()
+        gated = {"content": lambda layer, carried, tokens: carried[b - a :]}
+        mixed = gated_logits(model, rows, gates.expand(b - a, -1, -1), **gated)
+        plain, *moved = log_probs(torch.cat([model(rows), mixed]), temperature).split(b - a)
+        effects = [jensen_shannon(plain, each) for each in moved]
+        return torch.stack(effects, dim=1).double().cpu()
 
-    through, whole = over_images(run_chunk, model, images, holds=2).mean(dim=0)
+    whole, through = over_images(run_chunk, model, images, holds=2).mean(dim=0)
     return float(through / whole)
 
 

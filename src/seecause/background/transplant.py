@@ -359,14 +359,13 @@ def origins(ids: Sequence[str]) -> Tensor:
 def _holes(masks: Tensor, size: tuple[int, int]) -> Tensor:
     """What is filled of each background, [n, gh, gw]: the mask grown by one patch; the mask alone
     where nothing would be left. Of masks as fine as the images, every patch that they touch."""
-    half, touched = masks[:, None], masks
+    share = masks[:, None].float()
     if masks.shape[1:] == size:
         grid = (size[0] // _patch(size[0]), size[1] // _patch(size[1]))
-        share = F.adaptive_avg_pool2d(masks[:, None].float(), grid)
-        half, touched = share >= 0.5, share[:, 0] > 0
+        share = F.adaptive_avg_pool2d(share, grid)
+    half, touched = share >= 0.5, share[:, 0] > 0
     grown = (F.max_pool2d(half.float(), 3, stride=1, padding=1)[:, 0] > 0) | touched
-    full = grown.flatten(1).all(dim=1)
-    return torch.where(full[:, None, None], touched, grown)
+    return torch.where(grown.flatten(1).all(dim=1)[:, None, None], touched, grown)
 
 
 def _patch(side: int) -> int:

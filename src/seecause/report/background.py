@@ -201,17 +201,18 @@ def groups_section(audit: BackgroundAudit) -> list[Section]:
 def audit_rows(audit: BackgroundAudit, names: Sequence[str]) -> list[dict[str, Any]]:
     """One row for each image."""
     judged, data = audit.judged, audit.data
-    predictions, labels = judged.plain.argmax(dim=1), data.need_labels()
-    moved, control = judged.flips_by_image(), judged.flips_by_image(control=True)
-    rows = []
-    for place, identity in enumerate(data.ids):
-        row: dict[str, Any] = {"image": identity}
-        for column, label in (("prediction", predictions[place]), ("label", labels[place])):
-            row[column] = names[int(label)] if int(label) < len(names) else str(int(label))
-        if data.grouped:
-            row["group"] = " ".join(map(str, data.groups[place] or ()))
-        rows.append({**row, "flips": float(moved[place]), "flips, control": float(control[place])})
-    return rows
+    columns: dict[str, Sequence[Any]] = {"image": data.ids}
+    for column, codes in (
+        ("prediction", judged.plain.argmax(dim=1)),
+        ("label", data.need_labels()),
+    ):
+        known = dict(enumerate(names))
+        columns[column] = [known.get(code, str(code)) for code in codes.tolist()]
+    if data.grouped:
+        columns["group"] = [" ".join(map(str, group or ())) for group in data.groups]
+    columns["flips"] = judged.flips_by_image().tolist()
+    columns["flips, control"] = judged.flips_by_image(control=True).tolist()
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 # Repairs.
@@ -348,16 +349,14 @@ def heads_protocol(model: ImageModel, scores: HeadScores, **more: Any) -> Sectio
 
 def scores_rows(scores: HeadScores) -> list[dict[str, float]]:
     """One row for each scored head, the best first, and what the model is like without it."""
-    rows = []
-    for layer, head in scores.order(positive=False):
-        row = {"layer": layer, "head": head, "score": float(scores.value[layer, head])}
-        if scores.error is not None:
-            row["standard error"] = float(scores.error[layer, head])
-        for name, values in scores.after.items():
-            if name != "response":
-                row[f"{name} without it"] = float(values[layer, head])
-        rows.append(row)
-    return rows
+    columns = {"score": scores.value}
+    if scores.error is not None:
+        columns["standard error"] = scores.error
+    columns |= {f"{name} without it": v for name, v in scores.after.items() if name != "response"}
+    return [
+        {"layer": at[0], "head": at[1], **{name: float(v[at]) for name, v in columns.items()}}
+        for at in scores.order(positive=False)
+    ]
 
 
 # Discovered shortcuts.
