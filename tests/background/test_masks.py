@@ -250,14 +250,10 @@ def test_maps_are_kept_by_content(biased, data, tmp_path, monkeypatch):
         return object_masks(biased, data, "builtin:critters-vit", cache=tmp_path, **options)
 
     first = find()
-    (file,) = tmp_path.iterdir()
     monkeypatch.setattr(masks, "attribute", None)  # computing would fail
     again = find()
     assert again.hard.equal(first.hard)
     monkeypatch.undo()
-    content = file.read_bytes()
-    file.write_bytes(content[:50])
-    assert find().hard.equal(first.hard) and file.read_bytes() == content
     for changes in ({"score": "prob"}, {"method": "rollout"}):
         find(**changes)
     brighter = LabelledImages(data.images + 0.1)

@@ -12,22 +12,15 @@ import seecause as sc
 from seecause.background import LabelledImages, penalised, score
 from seecause.background.scoring import derangement
 from seecause.errors import BadImage, BadOption, NotDefined
+from tests.background.toys import masked_case as case
 from tests.families.conv import OPTIONS as CONV, tiny_conv
-from tests.helpers import hooks, noise, view
+from tests.helpers import hooks, noise
 from tests.reference import cigma as reference
-from tests.tiny import pictures, tiny
 
 FAMILIES = ["timm_deit3", "timm_clip", "timm_post_norm", "timm_map", "timm_mean", "timm_eva"]
 FAMILIES += ["timm_distilled", "timm_eva_registers", "hf_vit", "hf_clip", "hf_dinov2"]
 FAMILIES += ["hf_siglip_tower", "torchvision_vit", "open_clip_clip"]
 HEADS, WIDTH, BIG = 3, 8, 1
-
-
-def case(family="timm_registers", batch=2):
-    native = tiny(family)
-    images = pictures(native, batch)
-    masks = torch.rand(batch, *native.size, generator=torch.Generator().manual_seed(3)) < 0.4
-    return native, view(native, check=False), LabelledImages(images, masks=masks)
 
 
 @torch.no_grad()

@@ -12,18 +12,10 @@ from seecause.background import HeadScores, LabelledImages, penalised, score, sc
 from seecause.background.scoring import guessed, saturated
 from seecause.engine.chunks import budget
 from seecause.errors import BadOption
-from tests.helpers import view
+from tests.background.toys import masked_case as case
 from tests.reference import cigma as reference
-from tests.tiny import pictures, tiny
 
 HEADS, WIDTH = 3, 8
-
-
-def case(family="timm_registers", batch=2):
-    native = tiny(family)
-    masks = torch.rand(batch, *native.size, generator=torch.Generator().manual_seed(3)) < 0.4
-    data = LabelledImages(pictures(native, batch), masks=masks)
-    return native, view(native, check=False), data
 
 
 def test_the_guess_is_that_of_the_slow_twin():
