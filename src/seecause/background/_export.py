@@ -287,10 +287,10 @@ def _save_processor(frame: Preprocess, folder: Path) -> None:
 def _head_card(head: nn.Module | None) -> dict[str, Any] | None:
     """A head that is not part of the native module; a zero-shot head is made again from its
     texts."""
-    if isinstance(head, CosineHead):
-        return None if head.from_text else {"kind": "cosine", "scale": head.scale}
-    if head is None:
+    if head is None or (isinstance(head, CosineHead) and head.from_text):
         return None
+    if isinstance(head, CosineHead):
+        return {"kind": "cosine", "scale": head.scale}
     if isinstance(head, nn.Linear):
         return {"kind": "unit-linear" if isinstance(head, UnitLinear) else "linear"}
     reason = f"the head is a {type(head).__name__}, which no file describes"

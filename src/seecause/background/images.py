@@ -290,7 +290,7 @@ def read_images(
 
 def _read_samples(model: ImageModel, data: Dataset, progress: Advance) -> LabelledImages:
     """Samples in the model's frame, with their second versions if the data has pairs."""
-    images, labels, truth, others = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
+    images, labels, truth, others = (list[Tensor]() for _ in range(4))
     groups, ids, skipped = list[Group | None](), list[str](), list[SkippedImage]()
     frame, paired = model.preprocess, "pairs" in capabilities(data)
     for start in range(0, len(data), READ):

@@ -164,10 +164,10 @@ def _overlap(hard: Tensor, truth: Masks | None) -> Tensor | None:
     if truth is None:
         return None
     codes = truth.hard.int()
-    if truth.inside is not None:
-        codes = codes.masked_fill(~truth.inside, IGNORE)
     if hard.shape != codes.shape:
         codes = truth.on_patches((hard.shape[1], hard.shape[2])).int()
+    elif truth.inside is not None:
+        codes = codes.masked_fill(~truth.inside, IGNORE)
     overlap = iou(hard, codes.to(hard.device)).double().cpu()
     return torch.where(truth.known.cpu(), overlap, torch.nan)
 

@@ -175,19 +175,18 @@ def remove_heads(model: VisionModel, splits: Splits) -> Candidate:
     if not order:
         done = "No head was removed: none carries the change between versions."
         return Candidate("heads", done, model=model)
-    counts, worst = sorted({min(count, len(order)) for count in HEAD_COUNTS}), dict[int, float]()
-    best, view = 0, model
+    counts, views = sorted({min(count, len(order)) for count in HEAD_COUNTS}), {}
     with splits.progress("removing heads", len(counts)) as advance:
         for count in counts:
             pruned = zero(model, order[:count])
-            worst[count] = splits.validation.predict(pruned).transplant_worst
-            if best == 0 or worst[count] > worst[best]:
-                best, view = count, pruned
+            views[count] = pruned, splits.validation.predict(pruned).transplant_worst
             advance(1)
+    worst = {count: score for count, (_, score) in views.items()}
+    best = max(worst, key=worst.__getitem__)  # the fewest of equals
     tried = {str(count): round(value, 4) for count, value in worst.items()}
     details = {"heads": order[:best], "transplant-worst by count": tried}
     done = f"{best} heads removed: {', '.join(map(str, order[:best]))}."
-    return Candidate("heads", done, details, model=view)
+    return Candidate("heads", done, details, model=views[best][0])
 
 
 def interchange_effects(model: VisionModel, splits: Splits) -> HeadScores:
@@ -251,7 +250,7 @@ def retrain_by_groups(model: VisionModel, splits: Splits) -> Candidate:
     groups = torch.tensor(data.groups)
     options = {"classes": model.n_classes, "seed": splits.seed}
     layer, tried = balanced_layer(features, data.need_labels(), groups, **options)
-    strength = max(tried, key=lambda c: tried[c])
+    strength = max(tried, key=tried.__getitem__)
     done = f"DFR: a new last layer on {len(features)} images with group labels (C = {strength})."
     return _with_layer("dfr", model, layer, done, {})
 
@@ -444,8 +443,8 @@ def repair(
         folder,
         progress,
     )
-    part = versions_to_test(view, judged, PER_IMAGE, seed=seed)
-    verdict = audit_part(view, part, fills=()).verdict
+    unreported = versions_to_test(view, judged, PER_IMAGE, seed=seed)
+    verdict = audit_part(view, unreported, fills=()).verdict
     candidates = dict[str, Candidate]()
     with progress("trying remedies", len(entries)) as advance:
         for remedy, settings in entries:
@@ -527,20 +526,17 @@ def split_rows(
 ) -> list[Tensor]:
     """Rows of each share, drawn class by class. Rows of the same image (`images` [n], by default
     each its own) stay together."""
-    labels = labels.cpu()
-    which = torch.arange(len(labels)) if images is None else images.cpu()
-    which = which.unique(return_inverse=True)[1]
-    place = torch.arange(len(labels))
+    labels, place = labels.cpu(), torch.arange(len(labels))
+    which = (place if images is None else images.cpu()).unique(return_inverse=True)[1]
     first = torch.full((int(which.max()) + 1,), len(labels)).scatter_reduce(0, which, place, "amin")
     chance = bits(first, 8 * seed + 5).double()
+    ends = torch.tensor(shares).cumsum(0) / sum(shares)
     part_of = torch.zeros(len(first), dtype=torch.long)
     for kind in labels.unique().tolist():
         members = (labels[first] == kind).nonzero()[:, 0]
         members = members[chance[members].argsort()]
-        ends = torch.tensor(shares).cumsum(0) / sum(shares) * len(members)
-        part_of[members] = torch.bucketize(
-            torch.arange(len(members)), ends.round().long(), right=True
-        )
+        counts = (ends * len(members)).round().long()
+        part_of[members] = torch.bucketize(torch.arange(len(members)), counts, right=True)
     return [(part_of[which] == part).nonzero()[:, 0] for part in range(len(shares))]
 
 
@@ -594,10 +590,11 @@ def _record(
     per_image: int,
     seed: int,
 ) -> dict[str, Any]:
-    masks, labels = data.masks, data.need_labels()
-    overlap = None if masks is None or masks.overlap is None else masks.overlap
-    notes = [] if masks is None else list(masks.notes)
-    occurring = len(labels.unique())
+    masks, notes, overlap = data.masks, list[str](), None
+    if masks is not None:
+        notes += masks.notes
+        overlap = None if masks.overlap is None else float(masks.overlap.nanmean())
+    occurring = len(data.need_labels().unique())
     if occurring < model.n_classes:
         notes.append(
             f"{occurring} of the model's {model.n_classes} classes have images here: a repaired"
@@ -611,7 +608,7 @@ def _record(
         "test data": splits["test"].name,
         "versions of each image": per_image,
         "masks": "pairs" if masks is None else masks.source,
-        "mask IoU": None if overlap is None else float(overlap[~overlap.isnan()].mean()),
+        "mask IoU": overlap,
         "notes": notes,
         "seed": seed,
         "seecause": __version__,

@@ -124,9 +124,9 @@ class Versions:
 
     def _over(self, run: Callable[[Any, Tensor], Tensor], model: ImageModel) -> list[Tensor]:
         """`run(model, ...)` of images and of versions, on the CPU, `AT_ONCE` at a time."""
-        starts = range(0, len(self), AT_ONCE)
+        rows = torch.arange(len(self), device=self.source.device).split(AT_ONCE)
         plain = [run(model, batch).cpu() for batch in self.data.images.split(AT_ONCE)]
-        moved = [run(model, self[start : start + AT_ONCE]).cpu() for start in starts]
+        moved = [run(model, self[each]).cpu() for each in rows]
         return [torch.cat(plain), torch.cat(moved)]
 
 
@@ -257,13 +257,10 @@ class Predictions:
         kind = self.versions.control.cpu() == control
         return self._by_image(self.moved.argmax(dim=1) != plain, kind)
 
-    def _by_image(self, values: Tensor, rows: Tensor | None = None) -> Tensor:
+    def _by_image(self, values: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
         """Means over the versions (rows [M] bool) of each image."""
-        source = self.versions.source.cpu()
-        if rows is not None:
-            source, values = source[rows], values[rows]
-        sums = torch.zeros(len(self.plain), dtype=torch.float64)
-        sums.index_add_(0, source, values.double())
+        source, values = self.versions.source.cpu()[rows], values[rows].double()
+        sums = torch.zeros(len(self.plain), dtype=torch.float64).index_add(0, source, values)
         return sums / torch.bincount(source, minlength=len(sums))  # NaN for 0 of 0
 
     def _correct_versions(self) -> Tensor:
