@@ -62,7 +62,6 @@ ErasedView = Literal["no_background", "no_object"]
 ERASED: tuple[ErasedView, ...] = ("no_background", "no_object")
 SWAP = "exact swap"
 BLUR = 10 / 224  # deviation, as a share of the longer side
-FEW = 5  # images: fewer give no useful interval, and no useful accuracy of a group
 DEGENERATE = 1e-8  # FIG + BIG below this: nothing was lost either way, and BIR is undefined
 SMALL = 1.0  # of |u|, where the two forms meet; both are good there
 

@@ -147,8 +147,6 @@ class LabelledImages(PerImage):
         other_background: [N, 3, H, W], the same objects on other backgrounds, or the other version
             of each pair.
         other_object: [N, 3, H, W], other objects on the same backgrounds.
-        objects: Names of the first code of groups.
-        places: Names of the second code of groups.
         skipped: Images of the data that could not be read.
     """
 
@@ -161,8 +159,6 @@ class LabelledImages(PerImage):
     groups: tuple[Group | None, ...] = ()
     other_background: Tensor | None = None
     other_object: Tensor | None = None
-    objects: tuple[str, ...] = ()
-    places: tuple[str, ...] = ()
     skipped: tuple[SkippedImage, ...] = ()
 
     def __post_init__(self) -> None:
@@ -329,8 +325,6 @@ def _read_samples(model: ImageModel, data: Dataset, progress: Advance) -> Labell
         truth=Masks.given(masks) if bool((masks != IGNORE).any()) else None,
         groups=tuple(groups),
         other_background=torch.cat(others) if others else None,
-        objects=tuple(data.classes),
-        places=tuple(getattr(data, "places", ())),
         skipped=tuple(skipped),
     )
 
@@ -378,8 +372,6 @@ def critter_images(
         ids=tuple(f"{number}, {name}" for number, name in enumerate(names)),
         truth=Masks.given(scene.mask.to(model.device)),
         groups=groups,
-        objects=tuple(critters.CLASSES),
-        places=tuple(BACKGROUNDS),
         other_background=normalised(moved.image),
         other_object=normalised(critters.render(latents.show(another)).image),
     )

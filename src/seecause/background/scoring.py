@@ -334,8 +334,8 @@ def score(
     lost = {name: value[:, None, None] - without[name] for name, value in plain.items()}
     after = {name: value.mean(dim=0) for name, value in without.items()}
     after |= {"fig_drop": lost["fig"].mean(dim=0)} if "fig" in lost else {}
-    record = {**experiment.record(), "operator": operator, "temperature": temperature}
-    record |= {"guard": guard, "seed": seed, "heads_run": len(running)}
+    record = {"operator": operator, "temperature": temperature, "guard": guard, "seed": seed}
+    record |= {**experiment.record(), "heads_run": len(running)}
     return HeadScores(
         value=lost["response"].mean(dim=0),
         error=standard_error(lost["response"]),
@@ -582,9 +582,9 @@ def interchange(
 
     size = fit(n, 2 * model.forward_bytes(layout), images.device, share=HELD)
     list(in_chunks(run_chunk, n, size, what="images"))
-    spread = float(standard_error(totals))
-    record = {"temperature": temperature, "effect": float(totals.mean())}
-    record |= {"effect error": None if math.isnan(spread) else spread, **protocol(model, images)}
+    spread = None if n == 1 else float(standard_error(totals))
+    record = {"temperature": temperature, "effect": float(totals.mean()), "effect error": spread}
+    record |= protocol(model, images)
     return HeadScores(effects.mean(dim=0), standard_error(effects), protocol=record)
 
 
@@ -640,21 +640,18 @@ def interchange_shares(
     )
     whole, spread = scores.protocol["effect"], scores.protocol["effect error"]
     if whole < UNMOVED:
-        raise BadOption(
-            "data",
-            f"versions that move predictions by {whole:.2g} nats",
-            "pairs whose predictions differ: these have the same predictions already",
-        )
-    shares = dict[int, float]()
-    if spread is not None and whole > BEYOND_ZERO * spread:
-        assert scores.error is not None
-        scores = replace(scores, value=scores.value / whole, error=scores.error / whole)
-        shares = {
-            count: mediated(model, data, scores.top(count), temperature=temperature)
-            for count in TOGETHER
-            if count <= len(heads)
-        }
-    return replace(scores, protocol={**scores.protocol, "mediated": shares})
+        got = f"versions that move predictions by {whole:.2g} nats"
+        expected = "pairs whose predictions differ: these have the same predictions already"
+        raise BadOption("data", got, expected)
+    about, error = {**scores.protocol, "mediated": {}}, scores.error
+    if spread is None or error is None or whole <= BEYOND_ZERO * spread:
+        return replace(scores, protocol=about)
+    about["mediated"] = {
+        count: mediated(model, data, scores.top(count), temperature=temperature)
+        for count in TOGETHER
+        if count <= len(heads)
+    }
+    return replace(scores, value=scores.value / whole, error=error / whole, protocol=about)
 
 
 def _pair(model: VisionModel, data: LabelledImages) -> tuple[Tensor, Tensor]:
@@ -725,9 +722,8 @@ def attention_mass(model: VisionModel, data: LabelledImages) -> HeadScores:
     if data.masks is None:
         raise BadOption("masks", None, "object masks: data.with_masks(object_masks(...))")
     layout = model.check(data.images)
-    background = ~data.masks.hard
-    if data.masks.inside is not None:
-        background &= data.masks.inside
+    hard, inside = data.masks.hard, data.masks.inside
+    background = ~hard if inside is None else inside & ~hard
     pixels = background.to(data.images.device, data.images.dtype)
     share = F.adaptive_avg_pool2d(pixels[:, None], layout.grid).flatten(1)  # [N, patches]
 
@@ -786,8 +782,7 @@ def fitted_gates(
     """Gates G+ and G- of Causal Head Gating [fits, L, H], float64 on the CPU; NaN where a block has
     no such head. Each fit has its own start: (1) free, (2) pushed open and (3) pushed shut."""
     need_gradients(model, "gating", remedy="Measure every head: sc.background.score")
-    generator = torch.Generator().manual_seed(seed)
-    missing = absent(model)
+    generator, missing = torch.Generator().manual_seed(seed), absent(model)
     uniform = torch.rand(fits, *missing.shape, generator=generator, dtype=torch.float64)
     start = uniform.logit().clamp(-CLIP, CLIP).to(model.device, wide_dtype(model.dtype))
     schedule["generator"] = generator
