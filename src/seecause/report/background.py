@@ -255,8 +255,7 @@ def repair_change_section(result: Repair) -> Section:
 def remedies_section(result: Repair) -> Section:
     """What was tried, the chosen one shaded."""
     names = ("accuracy", "flips", "transplants", "transplant-worst", "worst group")
-    tested = [candidate.test for candidate in result.candidates.values()]
-    known = [name for name in names if any(name in numbers for numbers in tested)]
+    known = [n for n in names if any(n in each.test for each in result.candidates.values())]
     rows = [
         (
             candidate.name,
@@ -344,7 +343,7 @@ def heads_protocol(model: ImageModel, scores: HeadScores, **more: Any) -> Sectio
     options = {**scores.protocol["scored"], **more}
     assert scores.data is not None
     record = {"method": options.pop("by"), "options": options}
-    return protocol_section([{**record, **protocol(model, scores.data.images)}])
+    return protocol_section([record | protocol(model, scores.data.images)])
 
 
 def scores_rows(scores: HeadScores) -> list[dict[str, float]]:
@@ -465,10 +464,10 @@ def _part_card(examples: PartExamples, raw: Tensor, index: int) -> Card:
         Shot("parts", data_uri(part_image(raw, maps))),
         Shot(f"selected: {float(mask.double().mean()):.0%}", seen, answers(output.logits)),
     ]
-    base, flips = int(output.logits[index].argmax()), []
+    base, flips = int(output.logits[index].argmax()), list[str]()
     for number_, without in examples.without.items():
-        changed = int(without.logits[index].argmax()) != base
-        flips += [str(number_)] * changed
+        if changed := int(without.logits[index].argmax()) != base:
+            flips.append(str(number_))
         image = data_uri(part_image(raw, maps, removed=[number_]))
         shots.append(Shot(f"without part {number_}", image, answers(without.logits), changed))
     end = f"changes without part {', '.join(flips)}" if flips else "whichever part is removed"
@@ -521,12 +520,11 @@ def seen_pixels(raw: Tensor, mask: Tensor) -> Tensor:
 def part_sentences(examples: PartExamples) -> list[str]:
     """How many predictions change without each part."""
     predicted = examples.output.logits.argmax(dim=1)
-    changed = {
-        number_: int((without.logits.argmax(dim=1) != predicted).sum())
-        for number_, without in examples.without.items()
-    }
-    count = len(predicted)
-    return [f"part {k}: {n} of {count} predictions change without it" for k, n in changed.items()]
+    lines = []
+    for part_, without in examples.without.items():
+        changed = int((without.logits.argmax(dim=1) != predicted).sum())
+        lines.append(f"part {part_}: {changed} of {len(predicted)} predictions change without it")
+    return lines
 
 
 def known_rows(columns: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
