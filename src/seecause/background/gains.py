@@ -126,7 +126,8 @@ class Erased:
     """The erased versions of images, made on demand: by the masks and a fill, or "swap"."""
 
     def __init__(self, model: ImageModel, data: LabelledImages, fill: Fill = "grey"):
-        self.model, self.data, self.fill = model, data, fill
+        self.model, self.data = model, data
+        self.fill: Any = fill
         if fill == "swap" and data.other_background is None:
             expected = "mean, grey, blur or noise: only Critters and pairs have other versions"
             raise BadOption("fill", "swap", expected)

@@ -140,7 +140,7 @@ class Selector:
         return keyword_options(self.run, leave_out=("progress",))
 
 
-_NAMES = (
+_NAMES: tuple[str, ...] = (
     "attention-mass", "cigma", "gating", "interchange", "loss-gain", "taylor", "weight-norm",
 )  # fmt: skip
 _HOMES = dict.fromkeys(_NAMES, "seecause.background.scoring")

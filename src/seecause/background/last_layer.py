@@ -284,7 +284,7 @@ def balanced_layer(
     if smallest < 2:
         raise BadOption("groups", f"a group of {smallest}", "at least two images of every group")
     scaler = StandardScaler().fit(x)
-    z = scaler.transform(x)
+    z: Any = scaler.transform(x)
     draw = np.random.default_rng(seed)
     halves = [np.array_split(rows, [len(rows) // 2]) for rows in _shuffled(member, draw)]
     first, second = (np.concatenate(half) for half in zip(*halves, strict=True))

@@ -175,7 +175,9 @@ class HeadExperiment:
         self.heads = all_heads(model)
         guarded = guard and (response in COMPARED or self.data.masks is not None or fill == "swap")
         # measures that compare predictions, and the version of an image that each compares with
-        self.views = {n: view for n, view in COMPARED.items() if guarded or response == n}
+        self.views: dict[str, ErasedView] = {
+            n: view for n, view in COMPARED.items() if guarded or response == n
+        }
         if self.views:
             need_distribution(model, "a comparison of versions")
         self.erased = Erased(model, self.data, fill) if self.views else None
