@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import seecause as sc
-from seecause.background.audit import BackgroundAudit, missed_limits, verdict_of
+from seecause.background.audit import BackgroundAudit, missed_limits
 from seecause.background.gains import information_gains
 from seecause.data import to_pil
 from seecause.errors import BadInput, BadOption
@@ -19,11 +20,21 @@ def shares(values, count):
     return torch.tensor(values, dtype=torch.float64).repeat(count)
 
 
+def verdict_of(extra, control=0.0, masks="given"):
+    data = SimpleNamespace(masks=SimpleNamespace(kind=masks))
+    judged = SimpleNamespace(control_flips=control, versions=SimpleNamespace(data=data))
+    audit = BackgroundAudit(judged)
+    audit.__dict__["extra_flips"] = extra
+    return audit.verdict
+
+
 @pytest.mark.parametrize(
     ("extra", "options", "word"),
     [
         (shares([0.9, 1.0], 20), {}, "yes"),
-        (shares([0.9, 1.0], 20), {"own": True}, "perhaps"),
+        (shares([0.9, 1.0], 20), {"masks": "network"}, "yes"),
+        (shares([0.9, 1.0], 20), {"masks": "own"}, "perhaps"),
+        (shares([0.9, 1.0], 20), {"masks": "discovered"}, "perhaps"),
         (shares([0.0, 0.02], 20), {}, "no"),
         (shares([0.0, 0.0, 0.0, 0.5], 9), {}, "cannot tell"),  # 0.125, from few
         (shares([0.9, 1.0], 20), {"control": 0.7}, "cannot tell"),
@@ -89,14 +100,6 @@ def with_data(found, **changes):
     versions = dataclasses.replace(versions, data=dataclasses.replace(versions.data, **changes))
     judged = dataclasses.replace(found.judged, versions=versions)
     return dataclasses.replace(found, judged=judged)
-
-
-@pytest.mark.parametrize(
-    ("kind", "verdict"),
-    [("given", "yes"), ("network", "yes"), ("own", "perhaps"), ("discovered", "perhaps")],
-)
-def test_only_masks_of_the_models_own_make_a_yes_a_perhaps(found, kind, verdict):
-    assert with_data(found, masks=dataclasses.replace(found.masks, kind=kind)).verdict == verdict
 
 
 def test_pairs_need_no_masks(models):

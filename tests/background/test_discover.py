@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import timm
@@ -111,19 +110,6 @@ def test_trials_that_sorted_kinds_out_do_not_count_for_them(found):
     assert [len(finding.trials) for finding in found.findings] == [16] * len(found.findings)
 
 
-def test_findings_are_ranked_and_what_may_be_chance_is_left_out(found):
-    effects = [finding.effect for finding in found.findings]
-    assert effects == sorted(effects, reverse=True)
-    trials = replace(
-        found.findings[0].trials,
-        flipped=torch.tensor([True, True, True, False]),
-        control_flipped=torch.tensor([True, False, False, False]),
-    )
-    finding = replace(found.findings[0], trials=trials)
-    assert finding.effect == 0.5 and "difference +50%" in finding.sentence()
-    assert all(finding.interval[0] > 0 for finding in found.findings)
-
-
 def test_known_objects_are_told_and_spared(model, pictures, found):
     assert found.findings[0].on_object is None
     truth = torch.zeros(len(pictures), SIDE, SIDE, dtype=torch.bool)
@@ -189,37 +175,6 @@ def test_a_patch_with_a_pixel_of_the_object_shows_it():
     shown, covered = object_patches(Masks.given(truth), (2, 2))
     assert shown.tolist() == [[False, True, True, False]]
     assert covered.tolist() == [[False, False, True, False]]  # by half
-
-
-def test_no_answer_takes_the_places_of_another():
-    strong = [SimpleNamespace(predicted=1, on_object=1.0, evidence=9.0 - n) for n in range(5)]
-    weak = SimpleNamespace(predicted=1, on_object=0.0, evidence=0.5)
-    other = SimpleNamespace(predicted=0, on_object=None, evidence=0.1)
-    dealt = steps._in_turn([*strong, weak, other])
-    assert dealt == [strong[0], weak, other, *strong[1:]]
-
-
-@pytest.mark.parametrize(
-    ("mine", "theirs", "extents", "same"),
-    [
-        ([0, 1, 2], [0, 1, 2, 3], ("all", "spot"), True),  # three of four
-        ([0, 1], [0, 1, 2, 3], ("all", "spot"), False),  # half is not more than half
-        ([0, 1, 2, 3], [3, 4, 5, 6], ("all", "all"), False),  # a quarter of the smaller
-        ([0, 1, 2], [2, 3, 4, 5], ("all", "all"), True),  # a third of it
-        ([0, 1, 2], [2, 3, 4, 5], ("all", "spot"), False),  # but pasted otherwise
-    ],
-)
-def test_kinds_of_mostly_the_same_patches_are_one(mine, theirs, extents, same):
-    is_same = steps._is_same
-    sets = torch.zeros(2, 4, 9, dtype=torch.bool)
-    sets[0, :3, mine], sets[1, :3, theirs] = True, True
-    first, second = (
-        SimpleNamespace(predicted=1, sets=patches, extent=extent)
-        for patches, extent in zip(sets, extents, strict=True)
-    )
-    assert is_same(first, second) is same is is_same(second, first)
-    second.predicted = 0
-    assert not is_same(first, second)
 
 
 def trials(sources, recipients, controls, patches=(0,)):

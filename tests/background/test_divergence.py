@@ -23,12 +23,9 @@ def pair(classes, distance, seed=0, spread=2.0):
 def test_it_is_the_textbook_sum(distance):
     first, second = pair(10, distance)
     p, q = (torch.softmax(x, dim=-1) for x in (first, second))
-    expected = torch.tensor(
-        [reference.js(a, b) for a, b in zip(p, q, strict=True)], dtype=torch.float64
-    )
-    assert_close(
-        jensen_shannon(log_probs(first), log_probs(second)), expected, atol=1e-14, rtol=1e-9
-    )
+    expected = [reference.js(a, b) for a, b in zip(p, q, strict=True)]
+    found = jensen_shannon(log_probs(first), log_probs(second))
+    assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-14, rtol=1e-9)
 
 
 @pytest.mark.parametrize("distance", [1e-6, 1e-2, 1.0, 100.0])
@@ -66,10 +63,3 @@ def test_its_gradient_is_right_and_zero_where_answers_agree():
         jensen_shannon(log_probs(-far.detach()), log_probs(far)).sum(), far
     )
     assert slope.isfinite().all()
-
-
-def test_temperature():
-    logits = noise(2, 4)
-    p = torch.softmax(logits / 2, dim=-1)
-    assert_close(log_probs(logits, 2.0).exp(), p)
-    assert log_probs(logits.bfloat16()).dtype == torch.float32

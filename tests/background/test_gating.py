@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.background import LabelledImages, ablate, heads as module, select
-from seecause.background.heads import fit_gates, fitted_gates
+from seecause.background import LabelledImages, ablate, scoring as module, select
+from seecause.background.scoring import fit_gates, fitted_gates
 from seecause.engine.chunks import budget
 from seecause.engine.forks import gated_logits
 from tests.families.native import HALF
@@ -25,12 +25,8 @@ def planted():
     loud; two other heads write nothing."""
     from timm.models.vision_transformer import VisionTransformer
 
-    vit = scramble(
-        VisionTransformer(
-            img_size=16, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=5
-        ),
-        seed=1,
-    ).requires_grad_(False)
+    size = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    vit = scramble(VisionTransformer(**size, num_classes=5), seed=1).requires_grad_(False)
     model = sc.wrap(vit, **HALF, check=False)
 
     def columns(layer, head):

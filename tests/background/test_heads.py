@@ -29,19 +29,9 @@ from tests.helpers import view
 from tests.reference.cigma import projection
 from tests.tiny import pictures, tiny
 
-NAMES = [
-    "attention-mass",
-    "cigma",
-    "gating",
-    "interchange",
-    "loss-gain",
-    "random",
-    "taylor",
-]
-NAMES += ["weight-norm"]
-QUICK = {
-    "gating": {"fits": 2, "steps": 2},
-}
+NAMES = ["attention-mass", "cigma", "gating", "interchange", "loss-gain", "random"]
+NAMES += ["taylor", "weight-norm"]
+QUICK = {"gating": {"fits": 2, "steps": 2}}
 
 
 def set_up(family="timm_registers", batch=3):

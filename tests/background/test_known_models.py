@@ -10,8 +10,8 @@ from sklearn.metrics import roc_auc_score
 import seecause as sc
 from seecause import critters
 from seecause.background import penalised, score
+from seecause.background.heads import logits_without
 from seecause.background.images import correct_images, critter_images
-from seecause.background.prune import logits_without
 
 
 @pytest.mark.parametrize(("name", "verdict"), [("vit", "no"), ("biased", "yes")])

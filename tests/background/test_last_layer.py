@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
 from torch.testing import assert_close
 
 import seecause as sc
@@ -89,22 +88,11 @@ def test_missing_classes_are_refused_without_an_anchor():
 def test_folding_into_the_layer_is_removing_from_features(rank):
     versions, images = numbers(0, 24, 6), torch.arange(8).repeat_interleave(3)
     layer, x = LastLayer(numbers(1, 4, 6), numbers(2, 4)), numbers(3, 7, 6)
+    with pytest.raises(BadOption, match="one version each"):
+        change_directions(versions, torch.arange(24))
     directions = change_directions(versions, images)
     slow = twin.without_directions(x, versions, images, rank, layer.weight, layer.bias)
     assert_close(directions.fold(layer, rank)(x), slow, atol=1e-10, rtol=1e-10)
-
-
-def test_directions_are_of_images_with_versions_and_keep_the_mean_of_all():
-    seen = torch.tensor([[1.0, 0, 5], [3, 0, 5], [0, 9, 2]])  # the last has one version
-    directions = change_directions(seen, torch.tensor([4, 4, 1]))
-    assert_close(directions.vectors[0].abs(), torch.tensor([1.0, 0, 0]).double())
-    assert_close(directions.mean, torch.tensor([4 / 3, 3, 4]).double())
-    with pytest.raises(BadOption, match="one version each"):
-        change_directions(seen, torch.arange(3))
-    layer = LastLayer(torch.tensor([[2.0, 1, 1]]), torch.tensor([0.5]))
-    folded = directions.fold(layer, 1)
-    assert_close(folded.weight, torch.tensor([[0.0, 1, 1]]).double())
-    assert_close(folded.bias, torch.tensor([0.5 + 2 * 4 / 3]).double())
 
 
 @pytest.mark.parametrize(("last", "rank"), [(1, 1), (MOST, MOST), (MOST + 1, 1)])
@@ -140,18 +128,6 @@ def test_dfr_beats_the_plain_head_on_the_worst_group():
     after = worst(layer, *test)
     assert after > worst(plain, *test) + 0.2 and after > 0.85
     assert len(tried) == 7 and layer.weight[1, 1].abs() < layer.weight[1, 0].abs()
-
-
-def test_two_classes_share_the_intercept_of_one_logit():
-    """Their difference is scikit-learn's own decision for classes that are not equally frequent."""
-    x, label, _ = (part.numpy() for part in toy(200, 0.5, 0))
-    x, label = x[:120] + 1, (label * (x[:, 2] > -0.5))[:120]
-    weight, bias = layers._l1_logistic(x, label, 0.3, 2)
-    model = LogisticRegression(C=0.3, l1_ratio=1.0, solver="liblinear", max_iter=1000).fit(x, label)
-    assert abs(model.intercept_[0]) > 0.1
-    logits = x @ weight.T + bias
-    decision = model.decision_function(x)  # coordinate descent in a random order
-    np.testing.assert_allclose(logits[:, 1] - logits[:, 0], decision, atol=0.02)
 
 
 def test_dfr_chooses_c_by_the_worst_group_of_the_other_half_and_averages(monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +18,7 @@ from seecause.data.dataset import IGNORE
 from seecause.engine.chunks import budget
 from seecause.errors import BadImage, BadOption, NotDefined
 from seecause.metrics.annotations import iou
-from tests.background.repair_toys import fitted, scenes, wrapped
+from tests.background.repair_toys import fitted, scenes
 from tests.helpers import view
 from tests.reference import cigma as reference, transplant as twin
 from tests.tiny import pictures, tiny
@@ -51,13 +50,10 @@ def test_a_mask_keeps_the_prediction_at_its_temperature():
     assert_close(warm.soft, discover_masks(model, images, **OPTIONS).soft, atol=1e-9, rtol=0)
 
 
-def test_ties_are_broken_by_the_neighbourhood_and_a_strict_percentile_keeps_none():
+def test_a_strict_percentile_keeps_none_where_too_many_are_equal():
     soft = torch.zeros(1, 8, 8)
     soft[:, :, :4] = 1  # half of the pixels saturate
-    kept = harden(soft, (64, 64), rho=26 / 64)
-    assert kept[0, :, :26].all()  # of 28 columns that are 1, the two with lower ones near come last
-    none = harden(soft, (64, 64), rho=0.25, rule="percentile")
-    assert not none.any()
+    assert not harden(soft, (64, 64), rho=0.25, rule="percentile").any()
     ramp = torch.rand(1, 64, 64, generator=torch.Generator().manual_seed(1))
     kept = harden(ramp, (64, 64), rho=0.25, rule="percentile")
     level = torch.quantile((ramp * 1e6).round().double() / 1e6, 0.75)
@@ -222,18 +218,6 @@ def test_the_models_own_maps_come_with_a_warning(biased, data, caplog):
     assert "marks the background" in caplog.text and found.overlap is None
 
 
-def test_the_same_weights_under_another_name_are_the_model_itself(toy):
-    images, trained = scenes(4), copy.deepcopy(toy.module)
-    with torch.no_grad():
-        next(trained.parameters()).add_(0.1)
-    again = wrapped(copy.deepcopy(toy.module), name="another name")
-    kinds = [
-        object_masks(toy, images, network, method="rollout").kind
-        for network in (wrapped(toy.module), again, wrapped(trained))
-    ]
-    assert kinds == ["own", "own", "network"]
-
-
 def test_discovered_masks_are_a_source_too(biased, data):
     found = object_masks(biased, data, "discovered", steps=2, grid=8)
     assert found.kind == "discovered"
@@ -266,14 +250,10 @@ def test_maps_are_kept_by_content(biased, data, tmp_path, monkeypatch):
         return object_masks(biased, data, "builtin:critters-vit", cache=tmp_path, **options)
 
     first = find()
-    (file,) = tmp_path.iterdir()
     monkeypatch.setattr(masks, "attribute", None)  # computing would fail
     again = find()
     assert again.hard.equal(first.hard)
     monkeypatch.undo()
-    content = file.read_bytes()
-    file.write_bytes(content[:50])
-    assert find().hard.equal(first.hard) and file.read_bytes() == content
     for changes in ({"score": "prob"}, {"method": "rollout"}):
         find(**changes)
     brighter = LabelledImages(data.images + 0.1)

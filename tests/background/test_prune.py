@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -24,11 +23,9 @@ from seecause.background import (
     score_heads,
     select,
 )
-from seecause.background.heads import random_sets
+from seecause.background.heads import curve, logits_without, most_diverse, outcomes, random_sets
 from seecause.background.images import correct_images, critter_images
-from seecause.background.prune import curve, logits_without, most_diverse, outcomes
 from seecause.data.batch import group_shares
-from seecause.engine import forks
 from seecause.engine.chunks import budget
 from seecause.engine.trace import kept_logits
 from seecause.errors import BadOption, UnknownName
@@ -56,25 +53,15 @@ def result(model, train, test):
     return prune_and_test(model, train, test, **options)
 
 
-def test_equal_sets_run_once_and_memory_decides_chunks_only(model, cases, monkeypatch):
+def test_logits_are_those_of_ablated_models_in_chunks_of_any_size(model, cases):
     sets = [[(1, 0)], [], [(2, 1), (1, 3)], [], [(1, 0)], [(2, 2)]]
     whole = logits_without(model, cases.images, sets)
     for place, heads in enumerate(sets):
         with ablate(model, heads):
             assert_close(whole[place], model(cases.images), atol=1e-10, rtol=0)
     assert torch.equal(whole[0], whole[4]) and torch.equal(whole[1], whole[3])
-    rows, rest = list[tuple[int, int]](), forks._gated_rest
-    monkeypatch.setattr(
-        forks,
-        "_gated_rest",
-        lambda m, h, at, gates, start, content: (
-            rows.append((start, len(h))) or rest(m, h, at, gates, start, content)
-        ),
-    )
     with budget(2 * model.forward_bytes(model.layout)):
         assert_close(logits_without(model, cases.images, sets), whole, atol=1e-12, rtol=0)
-    begun = {layer: sum(count for at, count in rows if at == layer) for layer in (1, 2)}
-    assert begun == {1: 2 * len(cases), 2: len(cases)}  # two different sets begin in block 1
 
 
 def test_outcomes_are_the_gains_and_flips_of_the_ablated_model(model, cases):
@@ -89,7 +76,7 @@ def test_outcomes_are_the_gains_and_flips_of_the_ablated_model(model, cases):
     right = p.argmax(dim=1) == labels
     groups = group_accuracy(right, cases.groups)
     expected = {
-        "removed": 2, "accuracy": float(right.double().mean()), "worst group": groups.worst,
+        "accuracy": float(right.double().mean()), "worst group": groups.worst,
         "mean of groups": groups.unweighted_average,
         "NLL": float(-p[range(6), labels].log().mean()), "ECE": calibration(p.log(), labels).error,
         "flips": float((p.argmax(dim=1) != others.argmax(dim=1)).double().mean()),
@@ -101,7 +88,7 @@ def test_outcomes_are_the_gains_and_flips_of_the_ablated_model(model, cases):
     without = outcomes(model, data, [heads], ["grey"])[0].numbers
     assert without["flips"] == expected["flips"]  # without a swap, too
     bare = replace(cases, labels=None, other_background=None, groups=())
-    assert outcomes(model, bare, [[(0, 1)]])[0].numbers == {"removed": 1}
+    assert outcomes(model, bare, [[(0, 1)]])[0].numbers == {}
 
 
 def test_averages_over_groups_have_their_own_names(model, cases):
@@ -152,18 +139,9 @@ def test_masks_and_fill_reach_the_selector(model, train):
     for fill in ("mean", "swap"):
         scores = score_heads(model, train, sampling=ALL, fill=fill)
         assert_close(scores.value, select("cigma", model, masked, fill=fill).value)
-    steps, begun = [], []
-
-    @contextmanager
-    def progress(what, total):
-        begun.append((what, total))
-        yield lambda done: steps.append((what, done))
-
     found = discover_masks(model, right.images, steps=2, grid=4)
     masks = partial(object_masks, model, source="discovered", steps=2, grid=4)
-    scores = score_heads(model, train, sampling=ALL, masks=masks, progress=progress)
-    assert begun == [("finding objects", len(right)), ("scoring heads", 12 * len(right))]
-    assert sum(done for name, done in steps if name == "scoring heads") == 12 * len(right)
+    scores = score_heads(model, train, sampling=ALL, masks=masks)
     assert torch.equal(scores.data.masks.hard, found.hard)
     assert scores.protocol["scored"] == {
         "data": "train", "images": len(right), "by": "cigma", "operator": "zero",
@@ -196,7 +174,6 @@ def test_the_highest_heads_go_and_the_rest_is_measured(model, train, test, resul
     assert result.after.numbers == pytest.approx(after.numbers)
     assert after.numbers["NLL"] != pytest.approx(before.numbers["NLL"])
     assert result.changes()["NLL"] == (before.numbers["NLL"], result.after.numbers["NLL"])
-    assert "removed" not in result.changes()
     assert result.curve.ks == [0, 1, 3, 6]
     drawn = [outcome.heads for outcome in result.curve.random[2]]
     assert drawn == random_sets(model, 3, draws=3, seed=5)
@@ -256,7 +233,7 @@ def test_data_must_have_what_is_asked_of_it(model, train):
     for data, options, message in (
         (replace(train, truth=Masks.given(partly)), {"masks": "given"}, "a mask for every image"),
         (bare, {"masks": "given"}, "has none"),
-        (bare, {"fill": "swap"}, "no other versions of its images"),
+        (bare, {"fill": "swap"}, "have other versions"),
         (replace(train, labels=None), {"selector": "taylor"}, "taylor needs them"),
     ):
         with pytest.raises(BadOption, match=message):

@@ -12,37 +12,15 @@ import seecause as sc
 from seecause.background import LabelledImages, penalised, score
 from seecause.background.scoring import derangement
 from seecause.errors import BadImage, BadOption, NotDefined
+from tests.background.toys import masked_case as case
 from tests.families.conv import OPTIONS as CONV, tiny_conv
-from tests.helpers import hooks, noise, view
+from tests.helpers import hooks, noise
 from tests.reference import cigma as reference
-from tests.tiny import pictures, tiny
 
-FAMILIES = [
-    "timm_deit3",
-    "timm_clip",
-    "timm_post_norm",
-    "timm_map",
-    "timm_mean",
-    "timm_distilled",
-    "timm_eva",
-    "timm_eva_registers",
-]
-FAMILIES += [
-    "hf_vit",
-    "hf_clip",
-    "hf_dinov2",
-    "hf_siglip_tower",
-    "torchvision_vit",
-    "open_clip_clip",
-]
+FAMILIES = ["timm_deit3", "timm_clip", "timm_post_norm", "timm_map", "timm_mean", "timm_eva"]
+FAMILIES += ["timm_distilled", "timm_eva_registers", "hf_vit", "hf_clip", "hf_dinov2"]
+FAMILIES += ["hf_siglip_tower", "torchvision_vit", "open_clip_clip"]
 HEADS, WIDTH, BIG = 3, 8, 1
-
-
-def case(family="timm_registers", batch=2):
-    native = tiny(family)
-    images = pictures(native, batch)
-    masks = torch.rand(batch, *native.size, generator=torch.Generator().manual_seed(3)) < 0.4
-    return native, view(native, check=False), LabelledImages(images, masks=masks)
 
 
 @torch.no_grad()
@@ -70,27 +48,19 @@ def test_suffix_scores_are_naive_scores(family):
 def test_the_paper_fills_with_the_mean_colour():
     native, model, data = case()
     images, masks = data.images, data.masks.hard
-    expected = naive(
-        native,
-        images,
-        lambda i: reference.gains(native.forward, images[i], masks[i], fill="mean")[BIG],
-    )
-    assert_close(
-        score(model, data, fill="mean").effects,
-        expected,
-        atol=1e-10,
-        rtol=0,
-    )
+
+    def gain(**options):
+        return lambda i: reference.gains(native.forward, images[i], masks[i], **options)[BIG]
+
+    found = score(model, data, fill="mean").effects
+    assert_close(found, naive(native, images, gain(fill="mean")), atol=1e-10, rtol=0)
     default = score(model, data).protocol
     assert default["fill"] == "grey"  # see test_known_models
     assert [default[name] for name in ("response", "operator", "temperature", "guard", "seed")] == [
         "big", "zero", 1.0, True, 0,
     ]  # fmt: skip
-    expected = naive(
-        native, images, lambda i: reference.gains(native.forward, images[i], masks[i], 2.0)[BIG]
-    )
     warm = score(model, data, temperature=2.0)
-    assert_close(warm.effects, expected, atol=1e-10, rtol=0)
+    assert_close(warm.effects, naive(native, images, gain(temperature=2.0)), atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["timm_registers", "timm_clip", "hf_vit"])
@@ -159,10 +129,8 @@ def test_blocks_may_have_fewer_heads():
         ablated = score(model, data).value
     assert_close(result.value[[0, 2, 3]], ablated[[0, 2, 3]], atol=1e-10, rtol=0)
     assert_close(result.value[1, 0], ablated[1, 1], atol=1e-10, rtol=0)
-    bare = score(
-        sc.background.prune_heads(model, [(2, head) for head in range(HEADS)]),
-        data,
-    )
+    bare = sc.background.prune_heads(model, [(2, head) for head in range(HEADS)])
+    bare = score(bare, data)
     assert bare.value[2].nan_to_num(0).eq(0).all() and bare.value[[0, 1, 3]].isfinite().all()
 
 
@@ -198,8 +166,8 @@ def test_other_responses_need_no_masks():
     images = data.images
     labels = [2, 5]
     measures = {
-        "prob": lambda i: reference.answer(native.forward, images[i])[labels[i]].item(),
         "nll": lambda i: -reference.answer(native.forward, images[i])[labels[i]].log().item(),
+        "prob": lambda i: reference.answer(native.forward, images[i])[labels[i]].item(),
         "logit": lambda i: native.forward(images[i : i + 1])[0, labels[i]].item(),
     }
     for response, measure in measures.items():
@@ -230,7 +198,7 @@ def test_other_versions_need_no_masks():
 
     assert_close(result.effects, naive(native, images, measure), atol=1e-10, rtol=0)
     both = replace(pairs, other_object=images.flip(0))
-    beside = score(model, both, response="prob", target=1, fill="swap")
+    beside = score(model, both, response="logit", target=1, fill="swap")
     gains = score(model, both, fill="swap")
     assert_close(beside.after["fig_drop"], gains.after["fig_drop"])  # for the guard
     assert_close(beside.after["big"], gains.after["response"])
@@ -258,7 +226,7 @@ def test_penalised_scores_have_errors_and_effects_of_their_own():
         ({"temperature": 0}, "above 0"),
         ({"target": [1]}, "each of the 2 images"),
         ({"fill": "white"}, "mean, grey, blur, noise, swap"),
-        ({"fill": "swap"}, "no other versions"),
+        ({"fill": "swap"}, "have other versions"),
     ],
 )
 def test_bad_options_are_refused(options, message):
@@ -280,9 +248,8 @@ def test_bad_data_and_models_are_refused():
         score(model, data.take(torch.tensor([], dtype=torch.long)))
     conv = sc.wrap(tiny_conv("timm_resnet").module, check=False, **CONV)
     with pytest.raises(NotDefined, match="not by heads"):
-        score(conv, torch.zeros(1, 3, *conv.preprocess.size, dtype=torch.float64), response="prob")
+        score(conv, torch.zeros(1, 3, *conv.preprocess.size, dtype=torch.float64), response="nll")
     model.sigmoid = True
-    with pytest.raises(NotDefined, match=r"response='big' with masks .*sigmoid=False"):
-        score(model, data)
-    with pytest.raises(NotDefined, match="the guard"):
-        score(model, data, response="prob")
+    for response in ("big", "nll"):  # also the guard compares
+        with pytest.raises(NotDefined, match=r"comparison of versions .*sigmoid=False"):
+            score(model, data, response=response)

@@ -8,23 +8,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import seecause as sc
 from seecause.background import HeadScores, LabelledImages, penalised, score, screen
 from seecause.background.scoring import guessed, saturated
 from seecause.engine.chunks import budget
 from seecause.errors import BadOption
-from tests.helpers import view
+from tests.background.toys import masked_case as case
 from tests.reference import cigma as reference
-from tests.tiny import pictures, tiny
 
 HEADS, WIDTH = 3, 8
-
-
-def case(family="timm_registers", batch=2):
-    native = tiny(family)
-    masks = torch.rand(batch, *native.size, generator=torch.Generator().manual_seed(3)) < 0.4
-    data = LabelledImages(pictures(native, batch), masks=masks)
-    return native, view(native, check=False), data
 
 
 def test_the_guess_is_that_of_the_slow_twin():
@@ -51,14 +42,6 @@ def test_a_guess_takes_operators_and_chunks(operator):
     with budget(1):
         parts = guessed(model, data, operator=operator, response="fig")
     assert_close(whole.value, parts.value, atol=1e-12, rtol=0)
-
-
-def test_heads_that_are_not_there_have_no_guess():
-    _, model, data = case()
-    smaller = sc.background.prune_heads(model, [(1, 0), (1, 2)])
-    result = guessed(smaller, data)
-    assert result.effects.isnan().all(dim=0).nonzero().tolist() == [[1, 1], [1, 2]]
-    assert result.value.isnan().nonzero().tolist() == [[1, 1], [1, 2]]
 
 
 def test_no_guess_of_a_divergence_leaves_its_range_and_small_ones_are_the_quadratic_form():

@@ -11,8 +11,10 @@ from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 
 from seecause import critters
+from seecause.background import LabelledImages
 from seecause.critters.planted import PlantedViT
-from tests.tiny import scramble
+from tests.helpers import view
+from tests.tiny import pictures, scramble, tiny
 
 ARCHITECTURE = {
     "img_size": 96,
@@ -27,6 +29,14 @@ ROUTERS = [
     {"block": 1, "background": [0, 3], "object": [1]},
     {"block": 2, "background": [2], "object": [0, 1]},
 ]
+
+
+def masked_case(family="timm_registers", batch=2):
+    """A tiny native model, its view, and images with random masks."""
+    native = tiny(family)
+    masks = torch.rand(batch, *native.size, generator=torch.Generator().manual_seed(3)) < 0.4
+    data = LabelledImages(pictures(native, batch), masks=masks)
+    return native, view(native, check=False), data
 
 
 def toy(

@@ -9,8 +9,8 @@ import torch
 
 import seecause as sc
 from seecause.background import HeadScores
+from seecause.background.heads import Curve, Outcome
 from seecause.background.images import LabelledImages
-from seecause.background.prune import Curve, Outcome
 from seecause.background.repair import Candidate
 from seecause.report import background as pages
 from tests.tiny import tiny

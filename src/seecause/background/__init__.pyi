@@ -4,7 +4,10 @@ from .gains import erase as erase, information_gains as information_gains
 from .heads import (
     HeadScores as HeadScores,
     ablate as ablate,
+    divprune as divprune,
     penalised as penalised,
+    prune_and_test as prune_and_test,
+    score_heads as score_heads,
     select as select,
     selector as selector,
     selectors as selectors,
@@ -18,11 +21,6 @@ from .last_layer import retrain_last_layer as retrain_last_layer
 from .masks import (
     discover_masks as discover_masks,
     object_masks as object_masks,
-)
-from .prune import (
-    divprune as divprune,
-    prune_and_test as prune_and_test,
-    score_heads as score_heads,
 )
 from .repair import REMEDIES as REMEDIES
 from .scoring import (

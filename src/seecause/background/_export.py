@@ -90,11 +90,14 @@ def _edited_copy(model: VisionModel, edit: Callable[[nn.Module, int], None]) -> 
 
 def check_sliceable(model: VisionModel) -> None:
     """Refuse a model whose heads cannot be cut out, whichever they are."""
-    rope = any(getattr(part, "rope_mixed", False) for part in model.module.modules())
-    biases = any(block.additive is not None for block in model.blocks)
+    parts = model.module.modules()
     reasons = {
-        "every head has rotary frequencies of its own": rope,
-        "every head has relative position biases of its own": biases,
+        "every head has rotary frequencies of its own": any(
+            getattr(part, "rope_mixed", False) for part in parts
+        ),
+        "every head has relative position biases of its own": any(
+            block.additive is not None for block in model.blocks
+        ),
         "it decides by itself what each head sees": hasattr(model.module, "view_parts"),
     }
     for reason, holds in reasons.items():
@@ -107,7 +110,7 @@ def _kept_heads(model: VisionModel, removed: Iterable[Head]) -> list[list[int] |
     gone, keep = set(removed), list[list[int] | None]()
     for layer, block in enumerate(model.blocks):
         stay = [head for head in range(block.heads) if (layer, head) not in gone]
-        keep.append(None if len(stay) == block.heads else stay)
+        keep.append(stay if len(stay) < block.heads else None)
     return keep
 
 
@@ -154,18 +157,14 @@ def export(
     edited = zero(model, heads) if form == "zeroed" else prune_heads(model, heads)
     head = _head_card(edited.extra)
     check_place(folder, CARD, "ifam.json")
-    if (folder / (SLICED if form == "zeroed" else PLAIN)).exists():
-        expected = f"an empty folder, or one with a model of form={form!r}"
-        raise BadOption("folder", str(folder), f"{expected}: it has weights of the other form")
     names = {id(part): name for name, part in edited.module.named_modules()}
-    kept = _kept_heads(model, heads) if form == "sliced" else None
     card = {
         "form": form,
         "model": model.name,
         "family": model.family,
         "removed": heads,
         "layers": [block.heads for block in model.blocks],
-        "kept": kept,
+        "kept": edited.origin.get("kept"),
         "blocks": [names[id(block.owner)] for block in edited.blocks],
         "origin": {key: value for key, value in origin.items() if key != "kept"},
         "classes": list(model.classes),
@@ -183,6 +182,8 @@ def export(
         edited.module.save(folder, **{name: card[name] for name in own})  # type: ignore[operator]
     else:
         folder.mkdir(parents=True, exist_ok=True)
+        for file in (PLAIN, SLICED):  # an earlier export of either form is replaced
+            (folder / file).unlink(missing_ok=True)
         _save_weights(edited, folder, form, library=origin.get("library"))
         if head is not None:
             _save(edited.extra, folder / HEAD)
@@ -271,30 +272,26 @@ def _save_processor(frame: Preprocess, folder: Path) -> None:
     scaled = [int(side / frame.crop + 1e-6) for side in frame.size]
     if not frame.squash and scaled[0] != scaled[1]:
         return
-    short = {"shortest_edge": scaled[0]}
-    processor = {
-        "image_processor_type": "CLIPImageProcessor",
-        "do_resize": True,
-        "size": {"height": scaled[0], "width": scaled[1]} if frame.squash else short,
-        "do_center_crop": True,
-        "crop_size": {"height": frame.size[0], "width": frame.size[1]},
-        "resample": int(getattr(Image.Resampling, frame.filter.upper())),
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": list(frame.mean),
-        "image_std": list(frame.std),
-    }
-    write_json(folder / "preprocessor_config.json", processor)
+    from transformers import CLIPImageProcessor
+
+    CLIPImageProcessor(
+        size={"height": scaled[0], "width": scaled[1]}
+        if frame.squash
+        else {"shortest_edge": scaled[0]},
+        crop_size={"height": frame.size[0], "width": frame.size[1]},
+        resample=getattr(Image.Resampling, frame.filter.upper()),
+        image_mean=list(frame.mean),
+        image_std=list(frame.std),
+    ).save_pretrained(folder)
 
 
 def _head_card(head: nn.Module | None) -> dict[str, Any] | None:
     """A head that is not part of the native module; a zero-shot head is made again from its
     texts."""
-    if isinstance(head, CosineHead):
-        return None if head.from_text else {"kind": "cosine", "scale": head.scale}
-    if head is None:
+    if head is None or (isinstance(head, CosineHead) and head.from_text):
         return None
+    if isinstance(head, CosineHead):
+        return {"kind": "cosine", "scale": head.scale}
     if isinstance(head, nn.Linear):
         return {"kind": "unit-linear" if isinstance(head, UnitLinear) else "linear"}
     reason = f"the head is a {type(head).__name__}, which no file describes"

@@ -36,12 +36,13 @@ from seecause.background.gains import Erased, Fill, Gains, information_gains
 from seecause.background.images import (
     LabelledImages,
     Masks,
+    MaskSource,
     Progress,
     images_of,
     model_for,
     no_progress,
 )
-from seecause.background.masks import MaskSource, object_masks
+from seecause.background.masks import object_masks
 from seecause.background.transplant import Predictions, Versions, versions_to_test
 from seecause.data.dataset import Dataset
 from seecause.data.registry import as_data
@@ -71,10 +72,8 @@ class BackgroundAudit(Result):
     protocol: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        low, high = self.interval
-        flips = f"extra flips {self.extra_flips.mean():+.0%} ({low:+.0%} to {high:+.0%})"
-        of = f"{len(self.data)} images of {self.data.name}"
-        return f"BackgroundAudit({self.verdict}: {flips}, {of})"
+        extra, count = float(self.extra_flips.mean()), len(self.data)
+        return f"BackgroundAudit({self.verdict}: extra flips {extra:+.0%}, {count} images)"
 
     @property
     def data(self) -> LabelledImages:
@@ -115,11 +114,25 @@ class BackgroundAudit(Result):
         return bootstrap_interval(self.extra_flips)
 
     @property
+    def doubt(self) -> str:
+        """Why flips and BIR show nothing certain; empty if they do."""
+        if len(self.extra_flips) < ENOUGH:
+            return f"fewer than {ENOUGH} correct predictions"
+        if self.control_flips > MOSTLY:
+            return "cutting alone changes most predictions"
+        if self.masks is not None and self.masks.kind in OWN:
+            return "masks of the model's own show what it uses, not the object"
+        return ""
+
+    @property
     def verdict(self) -> Verdict:
         """Does the model predict from the background?"""
-        own = self.masks is not None and self.masks.kind in OWN
-        control = self.control_flips
-        return verdict_of(self.extra_flips, control=control, own=own, interval=self.interval)
+        low, high = self.interval
+        if len(self.extra_flips) < ENOUGH:
+            return "too few"
+        if self.control_flips > MOSTLY or low <= SOME <= high:
+            return "cannot tell"
+        return "no" if high < SOME else "perhaps" if self.doubt else "yes"
 
     @property
     def accuracy(self) -> float:
@@ -162,25 +175,6 @@ class BackgroundAudit(Result):
         return {name: value for name, value in numbers.items() if value == value}
 
 
-def verdict_of(
-    extra: Tensor,
-    *,
-    control: float = 0.0,
-    own: bool = False,
-    interval: tuple[float, float] | None = None,
-) -> Verdict:
-    """From extra flips [n] of correct predictions; `control`: flips by cutting alone; `own`: masks
-    of the model's own."""
-    if len(extra) < ENOUGH:
-        return "too few"
-    low, high = bootstrap_interval(extra) if interval is None else interval
-    if control > MOSTLY:
-        return "cannot tell"
-    if low > SOME:
-        return "perhaps" if own else "yes"
-    return "no" if high < SOME else "cannot tell"
-
-
 @checked
 def missed_limits(
     audit: BackgroundAudit,
@@ -211,25 +205,18 @@ def missed_limits(
         >>> len(missed_limits(sc.audit(model, data, per_image=1), max_flips=0.1))
         1
     """
-    doubt = ""
-    if len(audit.extra_flips) < ENOUGH:
-        doubt = f"fewer than {ENOUGH} correct predictions"
-    elif audit.masks is not None and audit.masks.kind in OWN:
-        doubt = "masks of the model's own show what it uses, not the object"
-    elif audit.control_flips > MOSTLY:
-        doubt = "cutting alone changes most predictions"
     if max_bir is not None and audit.gains is None:
         raise BadOption("max_bir", max_bir, "no limit: BIR needs masks and exclusive classes")
     if min_worst_group is not None and audit.groups is None:
         raise BadOption("min_worst_group", min_worst_group, "no limit: the data has no groups")
     missed = []
 
-    def check(name: str, limit: float, interval: tuple[float, ...], sign: int, reason: str) -> None:
-        """At most the limit (sign -1), or at least."""
-        low, high = interval
-        reason = "the model has random weights" if audit.protocol.get("random_weights") else reason
-        if reason or not sign * (low if sign > 0 else high) >= sign * limit:
-            wanted = f"{'at least' if sign > 0 else 'at most'} {limit:g}"
+    def check(name: str, limit: float, low: float, high: float, doubt: str | None = None) -> None:
+        """At most the limit, where there may be a doubt, or at least."""
+        least = doubt is None
+        reason = "the model has random weights" if audit.protocol.get("random_weights") else doubt
+        if reason or not (low >= limit if least else high <= limit):  # NaN meets no limit
+            wanted = f"{'at least' if least else 'at most'} {limit:g}"
             why = f"; {reason}" if reason else ""
             missed.append(f"{name} {low:.3f} to {high:.3f} (95 %), {wanted}{why}")
 
@@ -237,16 +224,15 @@ def missed_limits(
         extra, (low, high) = audit.extra_flips, audit.interval
         if len(extra) and bool((extra == extra[0]).all()):  # without spread, it is too short
             high = min(1.0, high + RULE_OF_THREE / len(extra))
-        check("flips", max_flips, (low, high), -1, doubt)
+        check("flips", max_flips, low, high, audit.doubt)
     if max_bir is not None and audit.gains is not None:
-        check("BIR", max_bir, audit.gains.interval, -1, doubt)
+        check("BIR", max_bir, *audit.gains.interval, audit.doubt)
     if min_accuracy is not None:
         right = audit.judged.correct
         interval = clopper_pearson(right.sum().reshape(1), torch.tensor([len(right)]))[0]
-        check("accuracy", min_accuracy, tuple(interval.tolist()), 1, "")
+        check("accuracy", min_accuracy, *interval.tolist())
     if min_worst_group is not None and audit.groups is not None:
-        interval = audit.groups.intervals().min(dim=0).values
-        check("worst group", min_worst_group, tuple(interval.tolist()), 1, "")
+        check("worst group", min_worst_group, *audit.groups.intervals().amin(dim=0).tolist())
     return missed
 
 

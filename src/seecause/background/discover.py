@@ -23,7 +23,7 @@ that should get the same prediction: what a repair needs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -35,6 +35,7 @@ from seecause._random import bits
 from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.background.images import (
+    Advance,
     LabelledImages,
     Masks,
     PerImage,
@@ -45,7 +46,7 @@ from seecause.background.images import (
     on_pixels,
 )
 from seecause.data.dataset import Dataset
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.chunks import run_in_chunks
 from seecause.engine.trace import record
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import bootstrap_interval
@@ -81,30 +82,17 @@ class Trials(PerImage):
     recipients: Tensor  # [n]
     controls: Tensor  # [n]
     sets: Tensor  # [n, gh, gw] bool
-    flipped: Tensor | None = None  # [n] bool: predicted as C with the paste
-    control_flipped: Tensor | None = None  # [n] bool: predicted as C with the control
+    flipped: Any = None  # [n] bool: predicted as C with the paste; None until measured
+    control_flipped: Any = None  # [n] bool: predicted as C with the control
 
     def __len__(self) -> int:
         return len(self.sources)
 
-    def into(self, images: Tensor) -> Tensor:
-        """Recipients [n, 3, H, W] with patches of their sources, from images [N, 3, H, W]."""
-        return _pasted(images, self.sets, self.sources, self.recipients)
-
-    def controls_into(self, images: Tensor) -> Tensor:
-        """Recipients with patches of the controls, in the same places."""
-        return _pasted(images, self.sets, self.controls, self.recipients)
-
-    def covered(self, images: Tensor) -> Tensor:
-        """Sources whose patches of the kind are covered by those of the controls."""
-        return _pasted(images, self.sets, self.controls, self.sources)
-
-
-def _pasted(images: Tensor, sets: Tensor, sources: Tensor, recipients: Tensor) -> Tensor:
-    """Images [N, 3, H, W] at `recipients` [n] with the patches `sets` of those at `sources`."""
-    shown = on_pixels(sets.to(images.device)[:, None], (images.shape[-2], images.shape[-1]))
-    sources, recipients = sources.to(images.device), recipients.to(images.device)
-    return torch.where(shown, images[sources], images[recipients])
+    def paste(self, images: Tensor, lenders: Tensor, receivers: Tensor) -> Tensor:
+        """Images [N, 3, H, W] at `receivers` [n] with the patches of those at `lenders` [n]."""
+        device, size = images.device, (images.shape[-2], images.shape[-1])
+        shown = on_pixels(self.sets.to(device)[:, None], size)
+        return torch.where(shown, images[lenders.to(device)], images[receivers.to(device)])
 
 
 def _join(parts: Sequence[Trials]) -> Trials:
@@ -131,13 +119,11 @@ class Finding:
     @property
     def effects(self) -> Tensor:
         """[n] float64: of each trial, whether the paste flips less whether the control does."""
-        assert self.trials.flipped is not None and self.trials.control_flipped is not None
         return self.trials.flipped.double() - self.trials.control_flipped.double()
 
     @property
     def flips(self) -> float:
         """Share of images that are predicted as C with the kind pasted in."""
-        assert self.trials.flipped is not None
         return float(self.trials.flipped.double().mean())
 
     @property
@@ -147,7 +133,6 @@ class Finding:
     @property
     def control(self) -> float:
         """Share of images that are predicted as C with the control pasted in."""
-        assert self.trials.control_flipped is not None
         return float(self.trials.control_flipped.double().mean())
 
     @property
@@ -223,7 +208,8 @@ class Discovery(Result):
         if not chosen:
             raise BadOption("places", places, "findings; there are none to make pairs of")
         trials, images = [finding.trials for finding in chosen], self.data.images
-        others = [part.into(images) for part in trials] + [part.covered(images) for part in trials]
+        others = [part.paste(images, part.sources, part.recipients) for part in trials]
+        others += [part.paste(images, part.controls, part.sources) for part in trials]
         rows = torch.cat([part.recipients for part in trials] + [part.sources for part in trials])
         labels = self.predictions if self.data.labels is None else self.data.labels
         here = rows.to(images.device)
@@ -290,13 +276,12 @@ def discover(
     options = {"score": "logit", **options}
     known = find(method, model.architecture)
     if "score" not in known.options:
-        options.pop("score")
+        del options["score"]
     known.check(options)
     data = images_of(model, data, progress)
     predictions = logits_of(model, data.images).argmax(dim=1).cpu()
     if len(predictions.unique()) < 2:
-        name = model.class_name(int(predictions[0]))
-        got = f"{len(data)} images of {data.name}, all predicted {name!r}"
+        got = f"{len(data)} images, all predicted {model.class_name(int(predictions[0]))!r}"
         raise BadOption("data", got, "images with different predictions")
     parts = []
     with progress("looking for evidence", len(data)) as advance:
@@ -331,12 +316,12 @@ def evidence(
     model: VisionModel, images: Tensor, method: str, layers: Sequence[int], options: dict[str, Any]
 ) -> Tensor:
     """Mean over starting layers of z-scored maps of each image's own prediction, [b, N]."""
-    starts = [None]
+    starts = list[int | None]([None])
     if "layers" in find(method, model.architecture).options and "layers" not in options:
-        starts = [None, *((layer, None) for layer in layers if 0 < layer < model.n_layers)]
+        starts += [layer for layer in layers if 0 < layer < model.n_layers]
     total = torch.zeros(())
     for start in starts:
-        own = options if start is None else {**options, "layers": start}
+        own = options if start is None else {**options, "layers": (start, None)}
         maps = attribute(model, images, method=method, **own).maps.flatten(1).double()
         spread = maps.std(dim=1, keepdim=True).clamp_min(1e-12)
         total = total.to(maps) + (maps - maps.mean(dim=1, keepdim=True)) / spread
@@ -353,8 +338,8 @@ def tokens_at(model: VisionModel, images: Tensor, layer: int) -> Tensor:
         states = record(model, images[a:b], states={layer}, until=until).states[layer]
         return states[:, layout.patches].float().cpu()
 
-    size = fit(len(images), model.forward_bytes(layout), images.device)
-    tokens = torch.cat(list(in_chunks(run_chunk, len(images), size, what="images")))
+    each = model.forward_bytes(layout)
+    tokens = run_in_chunks(run_chunk, len(images), each, images.device, what="images")
     tokens -= tokens.mean(dim=0)
     return F.normalize(tokens, dim=-1)
 
@@ -536,14 +521,14 @@ def _measured(
 
 
 def _pasted_logits(
-    model: VisionModel, images: Tensor, trials: Trials, advance: Callable[[int], None]
+    model: VisionModel, images: Tensor, trials: Trials, advance: Advance
 ) -> tuple[Tensor, Tensor]:
     """Logits [n, C] of the pastes, and of their controls."""
     parts = []
     for rows in torch.arange(len(trials)).split(PASTED):
         some = trials.take(rows)
-        both = torch.cat([some.into(images), some.controls_into(images)])
-        parts.append(logits_of(model, both).cpu().split(len(some)))
+        both = [some.paste(images, of, some.recipients) for of in (some.sources, some.controls)]
+        parts.append(logits_of(model, torch.cat(both)).cpu().split(len(some)))
         advance(len(some))
     with_kind, control = zip(*parts, strict=True)
     return torch.cat(with_kind), torch.cat(control)
@@ -563,8 +548,8 @@ def _ranked(tried: Sequence[Finding], most: int) -> tuple[Finding, ...]:
     patches as a better one."""
     best = list[Finding]()
     for finding in sorted(tried, key=lambda finding: -finding.effect):
-        chance = finding.effect <= 0 or finding.interval[0] <= 0
-        if not chance and not any(_is_same(finding, other) for other in best):
+        sure = finding.effect > 0 and finding.interval[0] > 0
+        if sure and not any(_is_same(finding, other) for other in best):
             best.append(finding)
     return tuple(best[:most])
 

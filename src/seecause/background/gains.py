@@ -40,38 +40,38 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from seecause.background.images import LabelledImages, images_of, on_pixels
-from seecause.engine.chunks import fit, in_chunks
+from seecause.engine.chunks import run_in_chunks
 from seecause.engine.trace import blank_image
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import ratio_interval
 from seecause.models.base import ImageModel, protocol
 from seecause.models.eval_mode import in_eval_mode
-from seecause.options import Positive, check_options
+from seecause.options import Positive, checked
 from seecause.target import need_aimed
 from seecause.types import wide
 
-Fill = Literal["mean", "grey", "blur", "noise", "swap"]
+ByMask = Literal["mean", "grey", "blur", "noise"]
+Fill = Literal[ByMask, "swap"]
 ErasedView = Literal["no_background", "no_object"]
 ERASED: tuple[ErasedView, ...] = ("no_background", "no_object")
 SWAP = "exact swap"
 BLUR = 10 / 224  # deviation, as a share of the longer side
-AT_ONCE = 32  # images whose erased versions are made together
-FEW = 5  # images: fewer give no useful interval, and no useful accuracy of a group
 DEGENERATE = 1e-8  # FIG + BIG below this: nothing was lost either way, and BIR is undefined
 SMALL = 1.0  # of |u|, where the two forms meet; both are good there
 
 
+@checked
 def erase(
     model: ImageModel,
     images: Tensor,
     masks: Tensor,
-    fill: Fill = "grey",
+    fill: ByMask = "grey",
     *,
     inside: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -103,13 +103,11 @@ def erase(
 
 
 def fill_images(
-    model: ImageModel, images: Tensor, fill: Fill, *, inside: Tensor | None = None
+    model: ImageModel, images: Tensor, fill: ByMask, *, inside: Tensor | None = None
 ) -> Tensor:
     """What replaces the erased pixels of each image, [1|B, 3, 1|H, 1|W], in their dtype."""
     from torchvision.transforms.functional import gaussian_blur
 
-    if fill not in get_args(Fill)[:-1]:
-        raise BadOption("fill", fill, f"one of {', '.join(get_args(Fill)[:-1])}")
     if fill == "grey":
         return images.new_zeros(1, 1, 1, 1).expand(1, images.shape[1], 1, 1)
     if fill == "noise":
@@ -128,16 +126,11 @@ class Erased:
     """The erased versions of images, made on demand: by the masks and a fill, or "swap"."""
 
     def __init__(self, model: ImageModel, data: LabelledImages, fill: Fill = "grey"):
-        self.model, self.data, self.fill = model, data, fill
-        if fill not in get_args(Fill):
-            raise BadOption("fill", fill, f"one of {', '.join(get_args(Fill))}")
+        self.model, self.data = model, data
+        self.fill: Any = fill
         if fill == "swap" and data.other_background is None:
-            raise BadOption(
-                "fill",
-                "swap",
-                f"mean, grey, blur or noise: {data.name} has no other versions of its images,"
-                " as Critters and pairs:WITH:WITHOUT have",
-            )
+            expected = "mean, grey, blur or noise: only Critters and pairs have other versions"
+            raise BadOption("fill", "swap", expected)
         if fill != "swap" and data.masks is None:
             expected = "masks of the images: object_masks(model, data), or data with fill='swap'"
             raise BadOption("masks", None, expected)
@@ -153,16 +146,16 @@ class Erased:
         """These versions of some images."""
         data, masks = self.data, self.data.masks
         if self.fill == "swap" or masks is None:
-            others = {"no_background": data.other_background, "no_object": data.other_object}
-            chosen = [others[view] for view in views]
-            if any(whole is None for whole in chosen):
+            whole = {"no_background": data.other_background, "no_object": data.other_object}
+            found = [other[rows] for view in views if (other := whole[view]) is not None]
+            if len(found) < len(views):
                 expected = "data with other objects on the same backgrounds, or guard=False"
                 raise BadOption("fill", "swap", expected)
-            return [whole[rows].to(data.images) for whole in chosen if whole is not None]
-        device = data.images.device
-        inside = None if masks.inside is None else on_pixels(masks.inside[rows], data.size)
+            return found
+        device, inside = data.images.device, None
         hard = on_pixels(masks.hard[rows], data.size).to(device)
-        inside = None if inside is None else inside.to(device)
+        if masks.inside is not None:
+            inside = on_pixels(masks.inside[rows], data.size).to(device)
         erased = erase(self.model, data.images[rows], hard, self.fill, inside=inside)
         return [erased[ERASED.index(view)] for view in views]
 
@@ -234,6 +227,7 @@ class Gains:
         return ratio_interval(self.big, self.fig + self.big)
 
 
+@checked
 @in_eval_mode
 @torch.no_grad()
 def information_gains(
@@ -259,7 +253,6 @@ def information_gains(
         >>> sc.background.information_gains(model, data.with_masks(data.truth)).fig.shape
         torch.Size([4])
     """
-    check_options("information_gains", information_gains, {"temperature": temperature})
     need_distribution(model, "information_gains")
     data = images_of(model, data)
     erased = Erased(model, data, fill)
@@ -274,9 +267,8 @@ def information_gains(
         return torch.stack([jensen_shannon(plain, other) for other in others], dim=1).cpu()
 
     each = 3 * model.forward_bytes(model.check(data.images))
-    size = min(AT_ONCE, fit(len(data), each, data.images.device))
-    parts = list(in_chunks(run_chunk, len(data), size, what="images"))
-    fig, big, noise = torch.cat(parts).double().unbind(1)
+    parts = run_in_chunks(run_chunk, len(data), each, data.images.device, what="images")
+    fig, big, noise = parts.double().unbind(1)
     record = {"temperature": temperature, **erased.record(), **protocol(model, data.images)}
     return Gains(fig, big, float(noise.mean()), record)
 

@@ -1,69 +1,85 @@
-"""A score for every head: the registry of selectors, what they return, and the short selectors.
+"""Heads: what a score for each of them is, which of them go, and what that does.
 
-A selector is a decorated function here, in `scoring`, or in another package (entry points
+A selector is a decorated function in `scoring`, or in another package (entry points
 `seecause.selectors`):
 
     @selector("name", cost="1 forward", needs="labels")
     def name(model, data, *, option=default) -> HeadScores: ...
 
 `data` is a `LabelledImages` on the model's device with labels (where the data has none, the model's
-predictions). A higher score means more worth removing. These are compared with CIGMA:
+predictions). A higher score means more worth removing.
 
-    random          every order of heads is equally likely: the control for all others
-    weight-norm     |W_O[:, S_h]|_F: how much a head can write, whatever it writes
-    taylor          -|g_h dL/dg_h| at g = 1, the first-order change of the loss without the head
-                    (Michel et al. 2019; the head term of MDP, 2504.02168), plus a constant: pruning
-                    removes the heads that matter least
-    attention-mass  how much of a head's attention, in the rows that are read out, falls on
-                    background patches
-    gating          Causal Head Gating (Nam et al. 2025, 2505.13737)
+`score_heads` scores on correctly predicted images of training data; `prune_and_test` removes the
+highest and measures on other images: accuracy, groups, BIR and flips before and after, against how
+many go, and beside random sets of as many.
 
-Causal Head Gating fits soft gates of all heads at once, under opposite pressures:
+DivPrune (Alvar et al. 2025, 2503.02175), the token-level baseline, keeps the patch tokens that
+differ most from one another, by max-min diversity over cosine distance d = 1 - cos:
 
-    G = sigmoid(theta),   loss = NLL(G) - strength * mean(clip(theta, -4, 4))
+    first   the token whose nearest neighbour is farthest
+    then    argmax_j min_{s in S} d(j, s), until round(keep * N) tokens are in S
 
-There are three fits: strength 0 from uniform gates, then +strength (G+, gates are pushed up) and
--strength (G-, pushed down), both from the first and on the same batches.
-
-    facilitating   stays open under either pressure         soft: G-
-    irrelevant     follows the pressure                     soft: G+ (1 - G-)
-    interfering    shut even when pushed open               soft: 1 - G+
-
-"Open" is a mean over fits above 0.5. As scores, only heads called interfering are above 0: 1 - G+
-for them, -G+ for all others. Written from the equations. It learns from labels: on biased data a
-head that reads the background *facilitates*.
+Here it acts after `after` blocks of a vision transformer; in the paper, before the first layer of a
+language model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.background.images import LabelledImages, images_of, logits_of
+from seecause.background.gains import Erased, Fill, Gains, jensen_shannon, log_probs
+from seecause.background.images import (
+    Advance,
+    LabelledImages,
+    Masks,
+    MaskSource,
+    Progress,
+    correct_images,
+    images_of,
+    logits_of,
+    model_for,
+    no_advance,
+    no_progress,
+)
+from seecause.data.batch import Group, group_shares
+from seecause.data.dataset import Dataset, SkippedImage
+from seecause.data.registry import as_data
 from seecause.engine.canary import once, prove_gates
 from seecause.engine.chunks import run_in_chunks
-from seecause.engine.forks import gated_logits
-from seecause.engine.sweep import need_gradients
-from seecause.engine.trace import attention_probs, read_rows
+from seecause.engine.forks import logits_of_sets
+from seecause.engine.trace import kept_logits
+from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
-from seecause.metrics.statistics import standard_error
+from seecause.metrics.statistics import calibration, nll, standard_error
 from seecause.models.base import ImageModel
+from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
-from seecause.options import Count, Positive, check_options, keyword_options, summary_of
+from seecause.options import (
+    Count,
+    Share,
+    check_options,
+    checked,
+    keyword_options,
+    summary_of,
+)
 from seecause.registry import Registry
-from seecause.types import wide, wide_dtype
+from seecause.types import wide
+
+if TYPE_CHECKING:
+    from seecause.background._export import Form
 
 Head = tuple[int, int]  # (layer, head), both from 0
-OPEN = 0.5  # a gate above this is open
-CLIP = 4.0  # of logits of gates
-NORM = 1.0  # of the gradient of each set of gates
+TOGETHER = 16  # images whose versions are made at once, between two reports of progress
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -81,9 +97,8 @@ class HeadScores:
     data: LabelledImages | None = None  # the images, where `score_heads` chose them
 
     def __repr__(self) -> str:
-        scored = int((~self.value.isnan()).sum())
-        best = [f"{head} {float(self.value[head]):.3g}" for head in self.order()[:3]]
-        return f"HeadScores({scored} heads, highest: {', '.join(best) or 'none above 0'})"
+        scored = int(self.value.isfinite().sum())
+        return f"HeadScores({scored} heads, highest: {self.top(3)})"
 
     def order(self, *, positive: bool = True) -> list[Head]:
         """Heads from the highest score down; with `positive`, only those above zero."""
@@ -127,7 +142,10 @@ class Selector:
         return keyword_options(self.run, leave_out=("progress",))
 
 
-_HOMES = {name: "seecause.background.scoring" for name in ("cigma", "interchange", "loss-gain")}
+_NAMES: tuple[str, ...] = (
+    "attention-mass", "cigma", "gating", "interchange", "loss-gain", "taylor", "weight-norm",
+)  # fmt: skip
+_HOMES = dict.fromkeys(_NAMES, "seecause.background.scoring")
 SELECTORS: Registry[Selector] = Registry("head selector", group="seecause.selectors", homes=_HOMES)
 
 
@@ -167,8 +185,8 @@ def select(by: str, model: ImageModel, data: LabelledImages, **options: Any) -> 
         >>> model = sc.load("builtin:critters-biased")
         >>> data = sc.data.open_data("critters:certified:test", limit=4)
         >>> data = sc.background.read_images(model, data)
-        >>> select("taylor", model, data).top(2)[0]
-        (5, 3)
+        >>> len(select("taylor", model, data).top(2))
+        2
     """
     chosen = SELECTORS.get(by)
     check_options(by, chosen.run, options)
@@ -184,7 +202,7 @@ def select(by: str, model: ImageModel, data: LabelledImages, **options: Any) -> 
     return replace(scores, protocol={**scores.protocol, "selector": by})
 
 
-def need_heads(model: ImageModel, what: str) -> VisionModel:
+def need_heads(model: ImageModel, what: str = "choosing heads") -> VisionModel:
     """The model, if it is a vision transformer; other models are refused."""
     if not isinstance(model, VisionModel):
         raise NotDefined(
@@ -204,9 +222,8 @@ def all_heads(model: VisionModel) -> list[Head]:
 
 def gates_without(model: VisionModel, heads: Iterable[Head]) -> Tensor:
     """Ones [L, H], zero at `heads`."""
-    removed = checked_heads(model, heads)
     gates = torch.ones(model.n_layers, model.n_heads)
-    for head in removed:
+    for head in checked_heads(model, heads):
         gates[head] = 0
     return gates
 
@@ -230,30 +247,20 @@ def ablate(model: VisionModel, heads: Iterable[Head]) -> Iterator[VisionModel]:
 
 def checked_heads(model: ImageModel, heads: Iterable[Head]) -> list[Head]:
     """`heads` in order and without repeats; heads that the model does not have are refused."""
-    view, chosen = need_heads(model, "head ablation"), set[Head]()
-    known = set(all_heads(view))
-    for head in heads:
+    view = need_heads(model, "head ablation")
+    given, known = list(heads), set(all_heads(view))
+    for head in given:
         if not isinstance(head, tuple | list) or tuple(head) not in known:
             expected = f"layers 0-{view.n_layers - 1}, heads 0-{view.n_heads - 1}"
             raise BadOption("heads", head, f"pairs (layer, head): {expected}")
-        chosen.add((int(head[0]), int(head[1])))
-    return sorted(chosen)
+    return sorted({(int(layer), int(head)) for layer, head in given})
 
 
 def absent(model: VisionModel) -> Tensor:
     """[L, H], true where a block has no such head."""
-    need_heads(model, "choosing heads")
-    exists = torch.zeros(model.n_layers, model.n_heads, dtype=torch.bool)
-    for head in all_heads(model):
-        exists[head] = True
-    return ~exists
-
-
-def padded(model: VisionModel, blocks: list[Tensor]) -> Tensor:
-    """One tensor [..., H_l] for each block -> [..., L, H]."""
-    return torch.stack(
-        [F.pad(values, (0, model.n_heads - values.shape[-1])) for values in blocks], dim=-2
-    )
+    need_heads(model)
+    heads = torch.tensor([block.heads for block in model.blocks])
+    return torch.arange(model.n_heads) >= heads[:, None]
 
 
 def over_images(
@@ -263,16 +270,6 @@ def over_images(
     plain forward does."""
     each = model.forward_bytes(model.check(images)) * holds
     return run_in_chunks(run, len(images), each, images.device, what="images")
-
-
-def mean_scores(model: VisionModel, per_image: Tensor) -> HeadScores:
-    """Means over images of per_image [N, L, H], with their standard errors."""
-    values, missing = per_image.detach().double().cpu(), absent(model)
-    return HeadScores(
-        values.mean(dim=0).masked_fill(missing, torch.nan),
-        standard_error(values).masked_fill(missing, torch.nan),
-        protocol={"images": len(values)},
-    )
 
 
 @selector("random", cost="none", needs="nothing")
@@ -285,168 +282,405 @@ def random_heads(model: VisionModel, data: LabelledImages, *, seed: int = 0) -> 
 
 def random_sets(model: VisionModel, k: int, *, draws: int = 20, seed: int = 0) -> list[list[Head]]:
     """`draws` independent sets of `k` heads."""
-    none = LabelledImages(torch.empty(0, 3, 1, 1))
-    return [
-        sorted(random_heads(model, none, seed=seed * 1_000_003 + draw).top(k))
-        for draw in range(draws)
-    ]
+    none, first = LabelledImages(torch.empty(0, 3, 1, 1)), seed * 1_000_003
+    return [sorted(random_heads(model, none, seed=first + i).top(k)) for i in range(draws)]
 
 
-@selector("weight-norm", cost="none", needs="nothing")
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A model without `heads`, measured: numbers by name, without those that the data does not
+    tell."""
+
+    heads: list[Head]
+    numbers: dict[str, float]
+
+
+@in_eval_mode
 @torch.no_grad()
-def weight_norm(model: VisionModel, data: LabelledImages) -> HeadScores:
-    """Frobenius norm of each head's columns of the output projection."""
-    norms = []
-    for block in model.blocks:  # read through the block, so that it is right for every library
-        width = block.heads * block.head_dim
-        rows = torch.cat([torch.zeros(1, width), torch.eye(width)])[None]
-        mixed = block.mix(rows.to(model.device, model.dtype))[0]  # a bias is in every row
-        norms.append((mixed[1:] - mixed[:1]).unflatten(0, (block.heads, -1)).flatten(1).norm(dim=1))
-    return mean_scores(model, padded(model, norms)[None])
+def logits_without(model: ImageModel, images: Tensor, sets: Sequence[Sequence[Head]]) -> Tensor:
+    """Logits [S, N, C] of images [N, 3, H, W] without each set of heads. Any model will do where no
+    set has a head."""
+    if not any(sets):
+        return logits_of(model, images).expand(len(sets), -1, -1)
+    view = need_heads(model, "head ablation")
+    gates = torch.stack([gates_without(view, heads) for heads in sets])
+    return logits_of_sets(view, images, gates)
 
 
-@selector("taylor", cost="1 forward, 1 backward", needs="labels")
-def taylor(model: VisionModel, data: LabelledImages) -> HeadScores:
-    """First-order change of the loss without each head; the least important heads go first."""
-    need_gradients(model, "a gradient of gates", remedy="Measure every head: sc.background.score")
-    labels = data.need_labels()
-
-    @torch.enable_grad()
-    def run_chunk(start: int, stop: int) -> Tensor:
-        images = data.images[start:stop]
-        gates = images.new_ones(len(images), model.n_layers, model.n_heads, requires_grad=True)
-        logits = gated_logits(model, images, gates)
-        loss = F.cross_entropy(logits, labels[start:stop], reduction="sum")
-        return torch.autograd.grad(loss, gates)[0].abs()
-
-    per_image = over_images(run_chunk, model, data.images, holds=2 * model.n_layers)
-    scores = mean_scores(model, per_image)
-    most = scores.value[~absent(model)].max()
-    return replace(scores, value=most - scores.value)
-
-
-@selector("attention-mass", cost="1 forward", needs="masks")
-@torch.no_grad()
-def attention_mass(model: VisionModel, data: LabelledImages) -> HeadScores:
-    """Share of attention on the background. Pixels of which nothing is known do not count."""
-    if data.masks is None:
-        raise BadOption("masks", None, "object masks: data.with_masks(object_masks(...))")
-    layout = model.check(data.images)
-    background = ~data.masks.hard
-    if data.masks.inside is not None:
-        background &= data.masks.inside
-    pixels = background.to(data.images.device, data.images.dtype)
-    share = F.adaptive_avg_pool2d(pixels[:, None], layout.grid).flatten(1)  # [N, patches]
-
-    def run_chunk(start: int, stop: int) -> Tensor:
-        masses = []
-        for probs in attention_probs(model, data.images[start:stop]):  # [B, H, T, T] each
-            row = read_rows(model, layout, probs)  # [B, H, T]
-            masses.append((row[..., layout.patches] * share[start:stop, None]).sum(dim=-1))
-        return padded(model, masses)
-
-    per_image = over_images(run_chunk, model, data.images, holds=2 + layout.tokens // 64)
-    return mean_scores(model, per_image)
-
-
-@selector(
-    "gating", cost="3 * steps * fits forwards and backwards of a batch, in all", needs="labels"
-)
-def gating(
+@in_eval_mode
+def outcomes(
     model: VisionModel,
     data: LabelledImages,
+    sets: Sequence[Sequence[Head]],
+    fills: Sequence[Fill] = (),
     *,
-    fits: Count = 10,
-    steps: Count = 500,
-    strength: Positive = 0.1,
-    rate: Positive = 1.0,
-    batch: Count = 32,
+    train: Mapping[Group, float] | None = None,
+    progress: Advance = no_advance,
+) -> list[Outcome]:
+    """Measure the model without each set of heads.
+
+    The erased images are the same for all sets, so the numbers are paired.
+
+    Args:
+        model: A vision transformer.
+        data: Images, with masks for fills.
+        sets: Sets of heads.
+        fills: FIG and BIG are measured with each of these ("swap" for exact counterfactuals).
+        train: Shares of the groups in training, for the average with these weights.
+        progress: Called with the number of images that are finished.
+    """
+    erased = [Erased(model, data, fill) for fill in fills]
+    parts = list[tuple[Tensor, ...]]()
+    for start in range(0, len(data), TOGETHER):
+        rows = slice(start, start + TOGETHER)
+        versions = [data.images[rows]]
+        for each in erased:
+            versions += each.versions(rows)
+        if data.other_background is not None:  # its prediction may flip
+            versions.append(data.other_background[rows])
+        logits = logits_without(model, torch.cat(versions), sets)
+        logits = logits.unflatten(1, (len(versions), -1)).cpu()  # [S, V, b, C]
+        log_p, predicted = log_probs(logits), logits.argmax(dim=-1)
+        moved = jensen_shannon(log_p[:, :1], log_p[:, 1:]).double()
+        parts.append((logits[:, 0], predicted[:, 0] != predicted[:, -1], moved.mT))
+        progress(len(versions[0]))
+    logits, flipped, moved = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
+    measured = []
+    for place, heads in enumerate(sets):
+        numbers = _accuracy(logits[place], data, train)
+        if data.other_background is not None:
+            numbers["flips"] = float(flipped[place].double().mean())
+        for i, each in enumerate(erased):
+            big, fig = moved[place, :, 2 * i : 2 * i + 2].unbind(1)
+            gains = Gains(fig, big, 0.0)
+            values = (float(fig.mean()), float(big.mean()), gains.bir_ratio_of_means)
+            names = (f"{name}, {each.name}" for name in ("FIG", "BIG", "BIR"))
+            numbers |= zip(names, values, strict=True)
+        measured.append(Outcome(list(heads), numbers))
+    return measured
+
+
+def _accuracy(
+    logits: Tensor, data: LabelledImages, train: Mapping[Group, float] | None
+) -> dict[str, float]:
+    """Accuracy of logits [N, C], overall and over groups. Papers mean two things by the adjusted
+    average: the mean of groups (SubpopBench), and groups weighted as in training (Sagawa et al.),
+    which is left out where a group of training has no image."""
+    if data.labels is None:
+        return {}
+    labels = data.labels.cpu()
+    correct = logits.argmax(dim=1) == labels
+    numbers = {"accuracy": float(correct.double().mean())}
+    groups = data.by_group(correct)
+    if groups is not None:
+        numbers |= {"worst group": groups.worst, "mean of groups": groups.unweighted_average}
+        if train and set(train) <= set(groups.groups):
+            weighted = groups.train_weighted_average(dict(train))
+            numbers["groups weighted as in training"] = weighted
+    return {
+        **numbers,
+        "NLL": float(nll(logits, labels).mean()),
+        "ECE": calibration(logits, labels).error,
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Outcomes against how many heads may go: by scores, and at random."""
+
+    ks: list[int]
+    chosen: list[Outcome]
+    random: list[list[Outcome]]  # draws for each k
+
+    def at(self, k: int) -> Outcome:
+        """The outcome of the chosen heads where `k` may go."""
+        return self.chosen[self.ks.index(k)]
+
+    def band(self, name: str) -> list[tuple[float, float]]:
+        """Mean and standard deviation over draws of a number, for each k."""
+        rows = [[draw.numbers[name] for draw in draws] for draws in self.random]  # [ks][draws]
+        return [(fmean(row), pstdev(row)) for row in rows]
+
+
+@in_eval_mode
+def curve(
+    model: VisionModel,
+    data: LabelledImages,
+    scores: HeadScores,
+    ks: Sequence[int],
+    fills: Sequence[Fill] = (),
+    *,
+    draws: int = 20,
     seed: int = 0,
+    **options: Any,
+) -> Curve:
+    """Remove the best k heads for every k, and beside it `draws` random sets, as large as what was
+    really removed: heads with scores of 0 or less stay. `options` are those of `outcomes`."""
+    sets = [scores.top(k) for k in ks]
+    for heads in sets[:]:
+        sets += random_sets(model, len(heads), draws=draws, seed=seed)
+    measured = outcomes(model, data, sets, fills, **options)
+    random = [measured[len(ks) + i * draws :][:draws] for i in range(len(ks))]
+    return Curve(list(ks), measured[: len(ks)], random)
+
+
+@checked
+@in_eval_mode
+def score_heads(
+    model: ImageModel,
+    data: Dataset | LabelledImages | str,
+    *,
+    selector: str = "cigma",
+    options: Mapping[str, Any] | None = None,
+    masks: MaskSource = None,
+    fill: Fill = "grey",
+    sampling: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    progress: Progress = no_progress,
 ) -> HeadScores:
-    """Interference under Causal Head Gating. Only heads that it calls interfering are above 0: shut
-    even when all are pushed open."""
-    schedule: dict[str, Any] = {"steps": steps, "rate": rate, "batch": batch}
-    opened, shut = fitted_gates(model, data, fits=fits, strength=strength, seed=seed, **schedule)
-    interfering = (opened.mean(dim=0) <= OPEN) & (shut.mean(dim=0) <= OPEN)
-    closed = 1 - opened.mean(dim=0)
-    return HeadScores(
-        torch.where(interfering, closed, closed - 1),
-        standard_error(opened),  # over fits
-        after={
-            "facilitation": shut.mean(dim=0),
-            "irrelevance": (opened * (1 - shut)).mean(dim=0),
-            "interference": closed,
-        },
-        protocol={"open": OPEN, "fits": fits, "strength": strength, "seed": seed, **schedule},
-    )
+    """Score heads on images that the model predicts correctly.
+
+    Args:
+        model: A vision transformer, or a vision-language model that is asked for classes.
+        data: A dataset, or its name.
+        selector: A name of `sc.background.selectors()`.
+        options: Options of the selector.
+        masks: A source of `object_masks`; None: the data's masks where every image has one, else
+            discovered ones.
+        fill: What replaces the background; "swap" takes the data's other versions.
+        sampling: Which correct images: `share` (0.4), `cap` (512), `stratified`.
+        seed: Draws the sample, and what the selector draws.
+        progress: Shows what is done (`no_progress` shows nothing).
+
+    Returns:
+        The scores; `data` has the images that they were made from, with the masks in use, and
+        `protocol["scored"]` the settings.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-biased")
+        >>> data = sc.data.open_data("critters:certified:train", limit=16)
+        >>> len(sc.background.score_heads(model, data, selector="taylor").top(2))
+        2
+    """
+    view, entry = need_heads(model), SELECTORS.get(selector)
+    keywords = dict(options or {})
+    check_options(selector, entry.run, keywords, leave_out=("fill", "seed", "progress"))
+    data = as_data(data)
+    scorer = need_heads(model_for(view, data))
+    chosen = images_of(scorer, data, progress)
+    if entry.needs != "pairs":  # what a change does is seen in wrong predictions too
+        chosen = correct_images(scorer, chosen, seed=seed, **(sampling or {}))
+    fills, masked = "fill" in entry.options, "masks" in entry.needs
+    if masked and not (fills and fill == "swap"):
+        chosen = _with_masks(scorer, chosen, masks, progress)
+    record = {"data": chosen.name, "images": len(chosen), "by": selector, **keywords}
+    if fills:
+        keywords["fill"], record["background"] = fill, Erased(scorer, chosen, fill).name
+    elif chosen.masks is not None:
+        record["masks"] = chosen.masks.source
+    keywords |= {"seed": seed} if "seed" in entry.options else {}
+    with progress("scoring heads", len(chosen) * len(all_heads(scorer))) as advance:
+        if "progress" in keyword_options(entry.run):
+            keywords["progress"] = advance
+        scores = select(selector, scorer, chosen, **keywords)
+    about = scores.protocol
+    record |= {name: about[name] for name in ("operator", "guard") if name in entry.options}
+    return replace(scores, data=chosen, protocol={**about, "scored": record})
 
 
-def fitted_gates(
-    model: VisionModel,
-    data: LabelledImages,
+def _with_masks(
+    model: ImageModel, data: LabelledImages, source: MaskSource, progress: Progress
+) -> LabelledImages:
+    """Images with object masks in use."""
+    if source is None and data.masks is not None:
+        return data
+    complete = data.truth is not None and bool(data.truth.known.all())
+    if complete and source in (None, "given"):
+        return data.with_masks(data.truth)
+    if isinstance(source, str) and source == "given" and data.truth is not None:
+        expected = "data with a mask for every image, or masks='discovered'"
+        raise BadOption("masks", "given", f"{expected}: {data.name} lacks some")
+    from seecause.background.masks import object_masks
+
+    source = "discovered" if source is None else source
+    with progress("finding objects", len(data)) as advance:
+        return data.with_masks(object_masks(model, data, source, progress=advance))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PruneResult:
+    """Heads that go, and what that did on other images."""
+
+    model: VisionModel  # whole
+    heads: list[Head]
+    scores: HeadScores
+    test: LabelledImages
+    curve: Curve  # against how many heads may go, with random sets beside it
+
+    def __repr__(self) -> str:
+        before, after = (outcome.numbers.get("accuracy") for outcome in (self.before, self.after))
+        return f"PruneResult(without {self.heads}: accuracy {before} -> {after})"
+
+    @property
+    def before(self) -> Outcome:
+        return self.curve.at(0)
+
+    @property
+    def after(self) -> Outcome:
+        return self.curve.at(len(self.heads))
+
+    @property
+    def skipped(self) -> tuple[SkippedImage, ...]:
+        """Images that could not be read."""
+        assert self.scores.data is not None
+        return tuple(dict.fromkeys((*self.scores.data.skipped, *self.test.skipped)))
+
+    def changes(self) -> dict[str, tuple[float, float]]:
+        """Numbers by name, before and after."""
+        after = self.after.numbers
+        return {name: (value, after[name]) for name, value in self.before.numbers.items()}
+
+    @property
+    def note(self) -> str:
+        """For the README of the exported model."""
+        scored = self.scores.protocol["scored"]
+        return (
+            f"Heads were chosen by {scored['by']} on {scored['images']} images of {scored['data']}:"
+            f" the {len(self.heads)} highest scores."
+        )
+
+    def export(self, folder: str | Path, *, form: Form = "zeroed") -> Path:
+        """Write the model without these heads."""
+        from seecause.background._export import export
+
+        return export(self.model, self.heads, folder, form=form, note=self.note)
+
+
+@checked
+@in_eval_mode
+def prune_and_test(
+    model: ImageModel,
+    train: Dataset | LabelledImages | str,
+    test: Dataset | LabelledImages | str,
     *,
-    fits: int,
-    strength: float,
-    seed: int,
-    **schedule: Any,
+    top: int | float = 0.1,
+    selector: str = "cigma",
+    masks: MaskSource = None,
+    fill: Fill = "grey",
+    draws: Count = 20,
+    seed: int = 0,
+    progress: Progress = no_progress,
+    **options: Any,
+) -> PruneResult:
+    """Choose heads on correctly predicted images of `train`, remove them, and measure on `test`
+    what that did, beside `draws` random sets of as many.
+
+    Args:
+        model: A vision transformer, or a vision-language model that is asked for classes.
+        train: Data to score heads on.
+        test: Other data, to measure on.
+        top: Heads to remove at most, a count or a share; heads with scores of 0 or less stay.
+        selector: A name of `sc.background.selectors()`.
+        masks: A source of `object_masks`, as `score_heads` takes it.
+        fill: What replaces the background; "swap" takes the data's other versions.
+        draws: Random sets for the band beside the curve.
+        seed: Draws the sample and the random sets.
+        progress: Shows what is done.
+        **options: `options` of the selector and `sampling`, as `score_heads` takes them.
+
+    Returns:
+        The `heads`, outcomes `before` and `after`, the `curve` against how many go, and `export`.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-biased")
+        >>> train = sc.data.open_data("critters:certified:train", limit=16)
+        >>> test = sc.data.open_data("critters:certified:test", limit=16)
+        >>> result = sc.background.prune_and_test(model, train, test, top=2, draws=2)
+        >>> len(result.heads), result.curve.ks
+        (2, [0, 1, 2, 4])
+    """
+    view = need_heads(model)
+    total = len(all_heads(view))
+    most = round(top * total) if isinstance(top, float) else top
+    if not 1 <= most <= total:
+        expected = f"a count from 1 to {total}, or a share of them from {1 / total:.2g} to 1.0"
+        raise BadOption("top", top, expected)
+    train, test = as_data(train), as_data(test)
+    everything = images_of(need_heads(model_for(view, train)), train, progress)
+    asked: dict[str, Any] = {"masks": masks, "fill": fill, "seed": seed, "progress": progress}
+    scores = score_heads(view, everything, selector=selector, **asked, **options)
+    heads = scores.top(most)
+    judge = need_heads(model_for(view, test))
+    data, fills = images_of(judge, test, progress), list[Fill]()
+    if SELECTORS.get(selector).needs != "pairs":
+        own = None if isinstance(masks, Tensor | Masks) else masks  # masks are of their images
+        data = _with_masks(judge, data, own, progress)
+        fills = ["grey" if fill == "swap" else fill]
+    fills += ["swap"] if data.swaps else []
+    # a quarter of the heads, half, all and twice as many, where there are
+    known = int(scores.value.isfinite().sum())
+    quarters = [len(heads) * part // 4 for part in (1, 2, 4, 8)]
+    ks = sorted({0, len(heads), *(max(1, part) for part in quarters if part <= known)})
+    with progress("measuring", len(data)) as advance:
+        drawn: dict[str, Any] = {"draws": draws, "seed": seed, "progress": advance}
+        drawn |= {"train": group_shares(everything.groups)}
+        removals = curve(judge, data, scores, ks, fills, **drawn)
+    return PruneResult(view, heads, scores, data, removals)
+
+
+@checked
+@in_eval_mode
+@torch.no_grad()
+def divprune(
+    model: VisionModel, images: Tensor, *, keep: Share = 0.25, after: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Gates G+ and G- of Causal Head Gating [fits, L, H], float64 on the CPU; NaN where a block has
-    no such head. Each fit has its own start: (1) free, (2) pushed open and (3) pushed shut."""
-    need_gradients(model, "gating", remedy="Measure every head: sc.background.score")
-    generator = torch.Generator().manual_seed(seed)
-    missing = absent(model)
-    uniform = torch.rand(fits, *missing.shape, generator=generator, dtype=torch.float64)
-    start = uniform.logit().clamp(-CLIP, CLIP).to(model.device, wide_dtype(model.dtype))
-    schedule["generator"] = generator
-    free = fit_gates(model, data, start, start.new_zeros(fits), **schedule)
-    pressure = start.new_tensor([strength, -strength]).repeat_interleave(fits)
-    # side by side, on the same batches
-    pushed = fit_gates(model, data, free.repeat(2, 1, 1), pressure, **schedule)
-    opened, shut = pushed.sigmoid().double().cpu().masked_fill(missing, torch.nan).chunk(2)
-    return opened, shut
+    """Predict from the patch tokens that differ most after some blocks.
 
+    Args:
+        model: A vision transformer.
+        images: [B, 3, H, W], normalised.
+        keep: Share of patch tokens that stay.
+        after: Blocks that run on all tokens.
 
-def fit_gates(
-    model: VisionModel,
-    data: LabelledImages,
-    start: Tensor,
-    strengths: Tensor,
-    *,
-    steps: int,
-    rate: float,
-    batch: int,
-    generator: torch.Generator,
-) -> Tensor:
-    """Logits of gates [M, L, H] after `steps` updates on random batches, the same ones for every
-    set of gates; `strengths` [M] push them open."""
-    theta = start.clone().requires_grad_()
-    adam = torch.optim.Adam([theta], lr=rate)
-    exists = ~absent(model).to(theta.device)
-    # [M, L, H]: the slope of the pressure where it is not clipped
-    push = exists.to(theta.dtype) / exists.sum() * strengths[:, None, None]
-    labels = data.need_labels()
-    for _ in range(steps):
-        rows = torch.randperm(len(labels), generator=generator)[:batch].to(labels.device)
-        adam.zero_grad()
-        within = (theta.detach().abs() <= CLIP).to(theta.dtype)
-        theta.grad = _loss_slopes(model, data.images[rows], labels[rows], theta) - within * push
-        norm = theta.grad.flatten(1).norm(dim=1).clamp_min(1e-12)
-        theta.grad *= (NORM / norm).clamp(max=1.0)[:, None, None]
-        adam.step()
-    return theta.detach()
+    Returns:
+        Logits [B, C] and the tokens that stay, [B, patches] bool.
+    """
+    need_heads(model, "divprune")
+    images = images.to(model.device, model.dtype)
+    layout = model.check(images)
+    if model.architecture != "transformer":
+        reason = "this model's tokens are read by a language model"
+        raise NotDefined("divprune", reason, "Use a vision transformer")
+    if not 0 <= after < model.n_layers:
+        raise BadOption("after", after, f"0-{model.n_layers - 1} blocks")
+    count = max(1, round(keep * layout.n_patches))
 
-
-def _loss_slopes(model: VisionModel, images: Tensor, labels: Tensor, theta: Tensor) -> Tensor:
-    """The gradient of the mean NLL in `theta` [M, L, H]; as many sets of gates at once as fit."""
-    count = len(images)
-    each = count * model.forward_bytes(model.check(images)) * model.n_layers * 2
-
-    @torch.enable_grad()
     def run_chunk(start: int, stop: int) -> Tensor:
-        part = theta[start:stop].detach().requires_grad_()
-        gates = part.sigmoid().to(images.dtype).repeat_interleave(count, dim=0)  # [m * B, L, H]
-        logits = gated_logits(model, images.repeat(stop - start, 1, 1, 1), gates)
-        loss = F.cross_entropy(wide(logits), labels.repeat(stop - start), reduction="sum") / count
-        return torch.autograd.grad(loss, part)[0]
+        at = model.at(images[start:stop])
+        h = walk(model, model.embed(images[start:stop]), at, stop=after).end()
+        tokens = most_diverse(h[:, layout.patches], count)
+        logits = kept_logits(model, h, tokens, at, start=after)
+        return torch.cat([logits, tokens.to(h.dtype)], dim=1)
 
-    return run_in_chunks(run_chunk, len(theta), each, images.device, what="gates")
+    columns = over_images(run_chunk, model, images, holds=1)
+    return columns[:, : -layout.n_patches], columns[:, -layout.n_patches :].bool()
+
+
+def most_diverse(features: Tensor, count: int) -> Tensor:
+    """Which `count` of the tokens features [B, N, D] the greedy rule keeps, [B, N] bool. Ties go to
+    the first token."""
+    unit = F.normalize(wide(features), dim=-1)
+    distance = 1 - unit @ unit.mT  # [B, N, N]
+    itself = torch.eye(distance.shape[-1], dtype=torch.bool, device=features.device)
+    apart = distance.masked_fill(itself, torch.inf)  # no token is its own neighbour
+    rows = torch.arange(len(features), device=features.device)
+    nearest = apart.amin(dim=-1)  # [B, N], to the nearest of those chosen; at first, to any other
+    taken = torch.zeros(nearest.shape, dtype=torch.bool, device=features.device)
+    for step in range(count):
+        chosen = nearest.masked_fill(taken, -torch.inf).argmax(dim=-1)
+        taken[rows, chosen] = True
+        least = distance[rows, chosen]
+        nearest = least if step == 0 else torch.minimum(nearest, least)
+    return taken

@@ -12,6 +12,7 @@ An image and its `other_background` are a pair: two versions that should get the
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -49,13 +50,18 @@ NONE_OF_NINE = "none of the nine"
 
 MaskKind = Literal["given", "discovered", "network", "own"]
 MASK_NAMES = {"given": "true masks", "own": "own masks"}
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+Advance = Callable[[int], None]  # is called with the number of items that were finished
+Progress = Callable[[str, int], AbstractContextManager[Advance]]
+
+
+def no_advance(done: int) -> None:
+    """An `Advance` that shows nothing."""
 
 
 @contextmanager
-def no_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+def no_progress(what: str, total: int) -> Iterator[Advance]:
     """A `progress` that shows nothing. Others show `what` is done, and how much of `total`."""
-    yield lambda done: None
+    yield no_advance
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,8 +147,6 @@ class LabelledImages(PerImage):
         other_background: [N, 3, H, W], the same objects on other backgrounds, or the other version
             of each pair.
         other_object: [N, 3, H, W], other objects on the same backgrounds.
-        objects: Names of the first code of groups.
-        places: Names of the second code of groups.
         skipped: Images of the data that could not be read.
     """
 
@@ -155,8 +159,6 @@ class LabelledImages(PerImage):
     groups: tuple[Group | None, ...] = ()
     other_background: Tensor | None = None
     other_object: Tensor | None = None
-    objects: tuple[str, ...] = ()
-    places: tuple[str, ...] = ()
     skipped: tuple[SkippedImage, ...] = ()
 
     def __post_init__(self) -> None:
@@ -164,16 +166,14 @@ class LabelledImages(PerImage):
             object.__setattr__(self, "ids", tuple(map(str, range(len(self.images)))))
         if isinstance(self.masks, Tensor):
             object.__setattr__(self, "masks", Masks.given(self.masks))
-        height, width = self.size
         for name, masks in (("masks", self.masks), ("truth", self.truth)):
-            shape = (len(self), 0, 0) if masks is None else tuple(masks.hard.shape)
-            if (
-                len(shape) != 3
-                or shape[0] != len(self)
-                or (masks is not None and (height % shape[1] or width % shape[2]))
-            ):
+            if masks is None:
+                continue
+            count, *grid = masks.hard.shape
+            odd = len(grid) != 2 or any(map(operator.mod, self.size, grid))
+            if count != len(self) or odd:
                 expected = f"one for each image of {list(self.images.shape)}, on pixels or patches"
-                raise BadOption(name, list(shape), expected)
+                raise BadOption(name, [count, *grid], expected)
         for name in ("other_background", "other_object"):
             other = getattr(self, name)
             if other is not None and other.shape != self.images.shape:
@@ -189,7 +189,7 @@ class LabelledImages(PerImage):
     @property
     def size(self) -> tuple[int, int]:
         """Height and width in pixels."""
-        return self.images.shape[-2], self.images.shape[-1]
+        return self.images.shape[2], self.images.shape[3]
 
     @property
     def swaps(self) -> bool:
@@ -217,13 +217,12 @@ class LabelledImages(PerImage):
 
     def to(self, model: ImageModel) -> LabelledImages:
         """On the model's device and in its dtype."""
-        device, dtype = model.device, model.dtype
-        moved: dict[str, Any] = {}
-        for name in ("images", "other_background", "other_object"):
-            value = getattr(self, name)
-            moved[name] = None if value is None else value.to(device, dtype)
-        labels = None if self.labels is None else self.labels.to(device)
-        return replace(self, **moved, labels=labels)
+        moved = {
+            name: value.to(model.device, model.dtype if value.is_floating_point() else None)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
 
     def take(self, rows: Tensor) -> LabelledImages:
         """Some of the images, by index or by a boolean mask."""
@@ -231,6 +230,10 @@ class LabelledImages(PerImage):
         ids = tuple(self.ids[i] for i in at)
         groups = tuple(self.groups[i] for i in at) if self.groups else ()
         return replace(super().take(rows), ids=ids, groups=groups)
+
+
+# "given", "own", "discovered", the name of a network, a network, masks, or a function of the images
+MaskSource = str | ImageModel | Tensor | Masks | Callable[[LabelledImages], Masks] | None
 
 
 def checked_labels(model: ImageModel, images: Tensor, labels: Tensor) -> Tensor:
@@ -244,7 +247,7 @@ def checked_labels(model: ImageModel, images: Tensor, labels: Tensor) -> Tensor:
 
 
 def read_images(
-    model: ImageModel, data: Dataset | str, *, progress: Callable[[int], None] | None = None
+    model: ImageModel, data: Dataset | str, *, progress: Advance = no_advance
 ) -> LabelledImages:
     """Read all images of a dataset into the model's frame.
 
@@ -271,8 +274,7 @@ def read_images(
     if "counterfactuals" in capabilities(data) and model.preprocess.size == (96, 96):
         latents = data.latents(0, len(data), device=model.device)
         labelled = critter_images(model, latents, name=data.name)
-        if progress is not None:
-            progress(len(data))
+        progress(len(data))
     else:
         labelled = _read_samples(model, data, progress)
     labels = labelled.labels
@@ -282,11 +284,9 @@ def read_images(
     return replace(labelled, labels=checked_labels(model, labelled.images, labels))
 
 
-def _read_samples(
-    model: ImageModel, data: Dataset, progress: Callable[[int], None] | None
-) -> LabelledImages:
+def _read_samples(model: ImageModel, data: Dataset, progress: Advance) -> LabelledImages:
     """Samples in the model's frame, with their second versions if the data has pairs."""
-    images, labels, truth, others = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
+    images, labels, truth, others = (list[Tensor]() for _ in range(4))
     groups, ids, skipped = list[Group | None](), list[str](), list[SkippedImage]()
     frame, paired = model.preprocess, "pairs" in capabilities(data)
     for start in range(0, len(data), READ):
@@ -302,8 +302,7 @@ def _read_samples(
                 continue
             samples.append(sample)
             seconds += second
-        if progress is not None:
-            progress(len(places))
+        progress(len(places))
         if not samples:
             continue
         batch = to_batch(model, samples)
@@ -326,8 +325,6 @@ def _read_samples(
         truth=Masks.given(masks) if bool((masks != IGNORE).any()) else None,
         groups=tuple(groups),
         other_background=torch.cat(others) if others else None,
-        objects=tuple(data.classes),
-        places=tuple(getattr(data, "places", ())),
         skipped=tuple(skipped),
     )
 
@@ -366,19 +363,15 @@ def critter_images(
     elsewhere = (latents.background + 1 + turn % (places - 1)) % places
     another = (latents.creature + 1 + turn % (creatures - 1)) % creatures
     scene, moved = critters.render(latents), critters.render(latents.replace(background=elsewhere))
-    codes = torch.stack([latents.creature, latents.background], dim=1).tolist()
+    groups = tuple(zip(latents.creature.tolist(), latents.background.tolist(), strict=True))
+    names = [f"{critters.CLASSES[creature]} on {BACKGROUNDS[place]}" for creature, place in groups]
     return LabelledImages(
         images=normalised(scene.image),
         labels=latents.label.to(model.device),
         name=name,
-        ids=tuple(
-            f"{place}, {critters.CLASSES[creature]} on {BACKGROUNDS[background]}"
-            for place, (creature, background) in enumerate(codes)
-        ),
+        ids=tuple(f"{number}, {name}" for number, name in enumerate(names)),
         truth=Masks.given(scene.mask.to(model.device)),
-        groups=tuple((creature, background) for creature, background in codes),
-        objects=tuple(critters.CLASSES),
-        places=tuple(BACKGROUNDS),
+        groups=groups,
         other_background=normalised(moved.image),
         other_object=normalised(critters.render(latents.show(another)).image),
     )

@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.background.heads import need_heads, over_images
-from seecause.background.images import checked_labels
+from seecause.background.images import Advance, checked_labels, no_advance
 from seecause.errors import BadInput, BadOption, NotDefined
 from seecause.faithful.training import joined_processes
 from seecause.files import write_atomic
@@ -76,18 +76,15 @@ def last_layer(model: VisionModel) -> LastLayer:
     """
     own = _native_classifier(model.module) if model.extra is None else model.extra
     if isinstance(own, CosineHead):
-        weight = (own.factor * own.matrix).detach().double().cpu()
-        shift = 0.0 if own.bias is None else float(own.bias.detach())
-        return LastLayer(weight, weight.new_full((len(weight),), shift))
-    if not isinstance(own, nn.Linear):
-        raise NotDefined(
-            "the last layer",
-            f"{model.name} does not end in one linear layer",
-            "Fit a new last layer instead",
-        )
-    weight = own.weight.detach().double().cpu()
-    bias = weight.new_zeros(len(weight)) if own.bias is None else own.bias.detach().double().cpu()
-    return LastLayer(weight, bias)
+        weight, bias = own.factor * own.matrix, own.bias
+    elif isinstance(own, nn.Linear):
+        weight, bias = own.weight, own.bias
+    else:
+        reason = f"{model.name} does not end in one linear layer"
+        raise NotDefined("the last layer", reason, "Fit a new last layer instead")
+    weight = weight.detach().double().cpu()
+    shift = weight.new_zeros(len(weight))  # a text head has one bias for all
+    return LastLayer(weight, shift if bias is None else shift + bias.detach().double().cpu())
 
 
 def with_last_layer(model: VisionModel, layer: LastLayer, *, check: bool = True) -> VisionModel:
@@ -127,12 +124,10 @@ def _by_angle(model: VisionModel) -> bool:
 
 def _native_classifier(module: Any) -> nn.Linear | None:
     """The native last layer if it is one linear layer."""
+    parts = dict(module.named_modules())
     for name in ("head", "classifier", "heads.head"):
-        part = module
-        for step in name.split("."):
-            part = getattr(part, step, None)
-        if isinstance(part, nn.Linear) and not hasattr(module, "head_dist"):
-            return part
+        if isinstance(parts.get(name), nn.Linear) and not hasattr(module, "head_dist"):
+            return parts[name]
     return None
 
 
@@ -277,19 +272,19 @@ def balanced_layer(
     Returns:
         The layer, and the accuracy of the worst group for each C; the highest was chosen.
     """
+    from sklearn.preprocessing import StandardScaler
+
     x, y = features.double().cpu().numpy(), labels.cpu().numpy()
     codes = torch.as_tensor(groups).cpu()
-    if set(y.tolist()) != set(range(classes)):
-        got = f"classes {sorted(set(y.tolist()))}"
-        raise BadOption("labels", got, f"images of all {classes} classes")
+    if len(np.unique(y)) < classes:
+        raise BadOption("labels", np.unique(y).tolist(), f"images of all {classes} classes")
     codes = codes[:, None] if codes.ndim == 1 else codes
     member = codes.unique(dim=0, return_inverse=True)[1].numpy()
     smallest = np.bincount(member).min()
     if smallest < 2:
         raise BadOption("groups", f"a group of {smallest}", "at least two images of every group")
-    mean, deviation = x.mean(axis=0), x.std(axis=0)
-    deviation[deviation == 0] = 1
-    z = (x - mean) / deviation
+    scaler = StandardScaler().fit(x)
+    z: Any = scaler.transform(x)
     draw = np.random.default_rng(seed)
     halves = [np.array_split(rows, [len(rows) // 2]) for rows in _shuffled(member, draw)]
     first, second = (np.concatenate(half) for half in zip(*halves, strict=True))
@@ -300,13 +295,12 @@ def balanced_layer(
         right = (z[second] @ weight.T + bias).argmax(axis=1) == y[second]
         of = torch.from_numpy(member[second])
         tried[strength] = group_accuracy(torch.from_numpy(right), of).worst
-    best = max(tried, key=lambda strength: tried[strength])
-    fitted = []
-    for _ in range(refits):
-        rows = _balanced(member, draw)
-        fitted.append(_l1_logistic(z[rows], y[rows], best, classes))
-    weight = np.mean([weight for weight, _ in fitted], axis=0) / deviation
-    bias = np.mean([bias for _, bias in fitted], axis=0) - weight @ mean
+    best = max(tried, key=tried.__getitem__)
+    drawn = [_balanced(member, draw) for _ in range(refits)]
+    fitted = [_l1_logistic(z[rows], y[rows], best, classes) for rows in drawn]
+    weight, bias = (np.mean(part, axis=0) for part in zip(*fitted, strict=True))
+    weight = weight / scaler.scale_
+    bias = bias - weight @ scaler.mean_
     return LastLayer(torch.from_numpy(weight), torch.from_numpy(bias)), tried
 
 
@@ -343,15 +337,14 @@ def _l1_logistic(
     """L1 logistic regression: weight [C, P] and bias [C]."""
     from sklearn.linear_model import LogisticRegression
 
-    lacking = sorted(set(range(classes)) - set(y.tolist()))
-    if lacking:
-        halved = f"a group-balanced half without an image of class {lacking[0]}"
+    if len(np.unique(y)) < classes:
+        halved = "a group-balanced half that lacks a class"
         raise BadOption("groups", halved, "groups within classes, or more images of each")
     options: dict[str, Any] = {"C": strength, "l1_ratio": 1.0, "random_state": 0}
     if classes == 2:
         model = LogisticRegression(solver="liblinear", max_iter=1000, **options).fit(x, y)
-        weight, bias = model.coef_ / 2, model.intercept_ / 2
-        return np.concatenate([-weight, weight]), np.concatenate([-bias, bias])
+        half = np.array([-0.5, 0.5])
+        return half[:, None] * model.coef_, half * model.intercept_
     options |= {"solver": "saga", "max_iter": 2000, "tol": 1e-3}
     model = LogisticRegression(**options).fit(x, y)
     return model.coef_, model.intercept_
@@ -378,7 +371,7 @@ def fine_tune(
     batch: int = 64,
     seed: int = 0,
     checkpoint: Path | None = None,
-    progress: Callable[[int], None] = lambda done: None,
+    progress: Advance = no_advance,
 ) -> tuple[VisionModel, list[float]]:
     """Train a copy of the model on versions.
 
@@ -434,12 +427,11 @@ def fine_tune(
         if not all(bool(value.isfinite().all()) for value in module.parameters()):
             raise BadInput("fine-tuning", "weights are not finite any more", "give a lower rate")
 
-    there = checkpoint is not None and checkpoint.is_file()
-    content = checkpoint.read_bytes() if checkpoint is not None and there else None
+    content = None
+    if checkpoint is not None and checkpoint.is_file():
+        content = checkpoint.read_bytes()
     if (content := processes.from_first(content)) is not None:
-        state: dict[str, Any] = torch.load(
-            io.BytesIO(content), map_location=device, weights_only=True
-        )
+        state = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
         module.load_state_dict(state["module"])
         optimizer.load_state_dict(state["optimizer"])
         curve, best = state["curve"], state["best"]

@@ -34,6 +34,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -46,13 +47,21 @@ from torch import Tensor
 from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.background.gains import (
-    Fill,
+    ByMask,
     fill_images,
     jensen_shannon,
     log_probs,
     need_distribution,
 )
-from seecause.background.images import LabelledImages, Masks, images_of, logits_of
+from seecause.background.images import (
+    Advance,
+    LabelledImages,
+    Masks,
+    MaskSource,
+    images_of,
+    logits_of,
+    no_advance,
+)
 from seecause.data.dataset import IGNORE, Dataset
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.sweep import need_gradients
@@ -77,12 +86,9 @@ Weights = Annotated[
 ]
 Grid = Annotated[int, Limit(lambda cells: cells >= 2, "at least 2 cells a side")]
 DIGITS = 1e6  # values closer than one part of this are ties: a flat mask stays flat when enlarged
-BETAS = (0.9, 0.999)  # of Adam
+BETAS = (0.9, 0.999)  # of Adam; torch.optim.Adam rounds otherwise, which masks amplify
 TOGETHER = 64  # images whose maps are kept in one file
 SEARCHED = {"cuda": 128, "cpu": 32}  # images searched together: on a GPU, fewer take as long
-
-# "given", "own", "discovered", the name of a network, a network, masks, or a function of the images
-MaskSource = str | ImageModel | Tensor | Masks | Callable[[LabelledImages], Masks] | None
 
 
 def object_masks(
@@ -92,7 +98,7 @@ def object_masks(
     *,
     method: str = "caap",
     cache: str | Path | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Advance = no_advance,
     **options: Any,
 ) -> Masks:
     """Find the object of each image.
@@ -127,14 +133,11 @@ def object_masks(
             unused = ", ".join([method, *options])
             raise BadOption("method", unused, "no value: given masks have no method")
         return _given(data, source if isinstance(source, Tensor | Masks) else data.truth)
-    if isinstance(source, str) and source == "discovered":
+    if source == "discovered":
         found = discover_masks(model, data.images, cache=cache, progress=progress, **options)
         return replace(found, overlap=_overlap(found.hard, data.truth))
-    if isinstance(source, str):
-        network = model if source == "own" else load(source, device=model.device)
-    else:
-        assert isinstance(source, ImageModel)
-        network = source
+    network: Any = model if source == "own" else source
+    network = load(network, device=model.device) if isinstance(network, str) else network
     options = {"score": "logit", **options} if method == "caap" else options
     find(method, network.architecture).check(options)
     return _by_network(model, network, data, method, options, cache, progress)
@@ -142,17 +145,12 @@ def object_masks(
 
 def _given(data: LabelledImages, masks: Tensor | Masks | None) -> Masks:
     if masks is None:
-        raise BadOption(
-            "masks",
-            f"given, and {data.name} has none",
-            "data with masks, or another network, such as masks='timm:NAME'",
-        )
+        expected = "data with masks, or another network, such as masks='timm:NAME'"
+        raise BadOption("masks", f"given, and {data.name} has none", expected)
     found = data.with_masks(masks).masks  # checks the shape
     assert found is not None
-    if found.kind != "given":
-        return found
     empty = len(found) - int(found.hard.flatten(1).any(dim=1).sum())
-    if not empty:
+    if not empty or found.kind != "given":
         return found
     note = f"{empty} of {len(found)} masks are empty: no object to transplant"
     log.warning("%s", note)
@@ -165,10 +163,10 @@ def _overlap(hard: Tensor, truth: Masks | None) -> Tensor | None:
     if truth is None:
         return None
     codes = truth.hard.int()
-    if truth.inside is not None:
-        codes = codes.masked_fill(~truth.inside, IGNORE)
     if hard.shape != codes.shape:
         codes = truth.on_patches((hard.shape[1], hard.shape[2])).int()
+    elif truth.inside is not None:
+        codes = codes.masked_fill(~truth.inside, IGNORE)
     overlap = iou(hard, codes.to(hard.device)).double().cpu()
     return torch.where(truth.known.cpu(), overlap, torch.nan)
 
@@ -180,7 +178,7 @@ def _by_network(
     method: str,
     options: dict[str, Any],
     cache: str | Path | None,
-    progress: Callable[[int], None] | None,
+    progress: Advance,
 ) -> Masks:
     """Otsu's masks of a network's maps, on the patches of the model."""
     with model.eval_mode():
@@ -191,17 +189,14 @@ def _by_network(
     facts = [method, options, grid, model.preprocess.mean, model.preprocess.std, plugin_digest(run)]
     parts = []
     for images in data.images.split(TOGETHER):
-        kept = _Kept(cache, network, facts, images)
-        parts.append(
-            kept.read() or kept.write(network_maps(model, network, images, grid, method, options))
-        )
-        if progress is not None:
-            progress(len(images))
+        asked = partial(network_maps, model, network, images, grid, method, options)
+        parts.append(_kept(cache, network, facts, images, asked))
+        progress(len(images))
     maps, sure = (torch.cat([part[name] for part in parts]) for name in ("maps", "confidence"))
     hard = otsu(maps.to(model.device))
     same = network.module is model.module or network.weights_digest() == model.weights_digest()
-    note = _doubt(model, network, same, float(sure.mean()))
-    if note:
+    notes = _doubts(model, network, same, float(sure.mean()))
+    for note in notes:
         log.warning("%s", note)
     whose = "own maps of" if same else "maps of"
     source = f"{whose} {network.name} ({method}, Otsu's threshold)"
@@ -210,7 +205,7 @@ def _by_network(
         kind="own" if same else "network",
         source=source,
         overlap=_overlap(hard, data.truth),
-        notes=(note,) if note else (),
+        notes=notes,
         protocol={"source": source},
     )
 
@@ -238,55 +233,50 @@ def network_maps(
     return {"maps": maps[:, 0].cpu(), "confidence": chances.amax(dim=1).cpu()}
 
 
-class _Kept:
-    """What is computed from some images, kept in a file of the folder `cache`. Its name is a digest
-    of everything that decides the content: weights and gates of a model, facts such as options,
-    pixels and software. A damaged file is written again."""
+def _kept(
+    cache: str | Path | None,
+    model: ImageModel,
+    facts: list[Any],
+    images: Tensor,
+    compute: Callable[[], dict[str, Tensor]],
+) -> dict[str, Tensor]:
+    """What `compute` makes of some images, kept in a file of the folder `cache`. Its name is a
+    digest of everything that decides the content: weights and gates of a model, facts such as
+    options, pixels and software. A damaged file is written again."""
+    if cache is None:
+        return compute()
+    from seecause._software import arithmetic, versions
 
-    def __init__(
-        self, cache: str | Path | None, model: ImageModel, facts: list[Any], images: Tensor
-    ):
-        self.file: Path | None = None
-        if cache is None:
-            return
-        from seecause._software import arithmetic, versions
-
-        folder = Path(cache)
-        if folder.exists() and not folder.is_dir():
-            raise BadOption("cache", str(cache), "a folder; this is a file")
-        folder.mkdir(parents=True, exist_ok=True)
-        facts = [*facts, model.fingerprint(), str(model.dtype), model.device.type]
-        facts += [pixels_digest(images), versions(), arithmetic()]
-        self.file = folder / f"{digest_json(facts, length=32)}.safetensors"
-
-    def read(self) -> dict[str, Tensor] | None:
-        try:
-            return load_file(self.file) if self.file is not None and self.file.is_file() else None
-        except SafetensorError as damage:
-            log.warning("%s is damaged and will be written again: %s", self.file, damage)
-            return None
-
-    def write(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        tensors = {name: value.cpu().contiguous() for name, value in tensors.items()}
-        if self.file is not None:
-            write_atomic(self.file, save(tensors))
-        return tensors
+    facts = [*facts, model.fingerprint(), str(model.dtype), model.device.type]
+    facts += [pixels_digest(images), versions(), arithmetic()]
+    file = Path(cache) / f"{digest_json(facts, length=32)}.safetensors"
+    try:
+        return load_file(file)
+    except FileNotFoundError:
+        pass
+    except SafetensorError as damage:
+        log.warning("%s is damaged and will be written again: %s", file, damage)
+    tensors = {name: value.cpu().contiguous() for name, value in compute().items()}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(file, save(tensors))
+    return tensors
 
 
-def _doubt(model: ImageModel, network: ImageModel, same: bool, confidence: float) -> str:
-    """What a reader must know of masks that a network found; empty if nothing."""
+def _doubts(
+    model: ImageModel, network: ImageModel, same: bool, confidence: float
+) -> tuple[str, ...]:
+    """What a reader must know of masks that a network found."""
     if same:
         return (
             f"masks are the own maps of {network.name}: a model that relies on the background marks"
-            " the background; give masks or another network"
+            " the background; give masks or another network",
         )
-    known, wanted = set(network.classes), set(model.classes)
-    if not known or not wanted or known & wanted:
-        return ""
+    if not network.classes or not model.classes or {*network.classes} & {*model.classes}:
+        return ()
     return (
-        f"{network.name} knows none of the {len(wanted)} classes of {model.name}; its mean"
+        f"{network.name} knows none of the {len(model.classes)} classes of {model.name}; its mean"
         f" confidence in what it predicts instead is {confidence:.2f}. Check it on images"
-        " with masks"
+        " with masks",
     )
 
 
@@ -313,7 +303,7 @@ def discover_masks(
     model: ImageModel,
     images: Tensor,
     *,
-    fill: Fill = "mean",
+    fill: ByMask = "mean",
     steps: Count = 250,
     grid: Grid = 32,
     rate: Positive = 0.05,
@@ -322,7 +312,7 @@ def discover_masks(
     binarise: Rule = "topk",
     temperature: Positive = 1.0,
     cache: str | Path | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Advance = no_advance,
 ) -> Masks:
     """Find the pixels that keep each prediction, by optimisation; the defaults are the paper's.
 
@@ -356,10 +346,11 @@ def discover_masks(
     search |= {"weights": weights, "temperature": temperature}
 
     def run_chunk(a: int, b: int) -> Tensor:
-        kept = _Kept(cache, model, [search], images[a:b])
-        found = kept.read() or kept.write({"soft": _search(model, images[a:b], **search)})
-        if progress is not None:
-            progress(b - a)
+        part = images[a:b]
+        found = _kept(
+            cache, model, [search], part, lambda: {"soft": _search(model, part, **search)}
+        )
+        progress(b - a)
         return found["soft"].to(model.device)
 
     graph = (model.n_layers + 1) if isinstance(model, VisionModel) else 4  # what gradients keep
@@ -382,7 +373,7 @@ def _search(
     model: ImageModel,
     images: Tensor,
     *,
-    fill: Fill,
+    fill: ByMask,
     steps: int,
     grid: int,
     rate: float,
@@ -415,7 +406,7 @@ def _search(
 
 def total_variation(masks: Tensor) -> Tensor:
     """[B, g, g] -> [B]: the mean step between neighbours, down and across."""
-    down, across = masks[:, 1:] - masks[:, :-1], masks[:, :, 1:] - masks[:, :, :-1]
+    down, across = masks.diff(dim=1), masks.diff(dim=2)
     return down.abs().mean(dim=(1, 2)) + across.abs().mean(dim=(1, 2))
 
 
@@ -436,12 +427,9 @@ def harden(
     near = F.avg_pool2d(large[:, None], 5, stride=1, padding=2, count_include_pad=False)[:, 0]
     near = (near * DIGITS).round()
     values, near = large.flatten(1), near.flatten(1)
-    hard = torch.zeros_like(values, dtype=torch.bool)
     if rule == "percentile":
-        hard = values > torch.stack([row.quantile(1 - rho) for row in values])[:, None]
-    else:
-        order = near.sort(dim=1, descending=True, stable=True).indices
-        by_value = values.gather(1, order).sort(dim=1, descending=True, stable=True).indices
-        kept = order.gather(1, by_value)[:, : round(rho * values.shape[1])]
-        hard.scatter_(1, kept, True)
-    return hard.view(large.shape)
+        return large > torch.stack([row.quantile(1 - rho) for row in values])[:, None, None]
+    order = near.argsort(dim=1, descending=True, stable=True)
+    by_value = values.gather(1, order).argsort(dim=1, descending=True, stable=True)
+    kept = order.gather(1, by_value)[:, : round(rho * values.shape[1])]
+    return torch.zeros_like(values, dtype=torch.bool).scatter(1, kept, True).view(large.shape)

@@ -31,7 +31,7 @@ from seecause._random import bits
 from seecause.background._export import export as export_model, zero
 from seecause.background.audit import PER_IMAGE, BackgroundAudit, audit_part, masked_or_paired
 from seecause.background.heads import HeadScores
-from seecause.background.images import LabelledImages, Masks, Progress, no_progress
+from seecause.background.images import LabelledImages, Masks, MaskSource, Progress, no_progress
 from seecause.background.last_layer import (
     MOST,
     STRENGTH,
@@ -43,7 +43,7 @@ from seecause.background.last_layer import (
     new_layer,
     with_last_layer,
 )
-from seecause.background.masks import MaskSource, object_masks
+from seecause.background.masks import object_masks
 from seecause.background.scoring import interchange
 from seecause.background.transplant import (
     Predictions,
@@ -175,31 +175,29 @@ def remove_heads(model: VisionModel, splits: Splits) -> Candidate:
     if not order:
         done = "No head was removed: none carries the change between versions."
         return Candidate("heads", done, model=model)
-    counts, worst = sorted({min(count, len(order)) for count in HEAD_COUNTS}), dict[int, float]()
-    best, view = 0, model
+    counts, views = sorted({min(count, len(order)) for count in HEAD_COUNTS}), {}
     with splits.progress("removing heads", len(counts)) as advance:
         for count in counts:
             pruned = zero(model, order[:count])
-            worst[count] = splits.validation.predict(pruned).transplant_worst
-            if best == 0 or worst[count] > worst[best]:
-                best, view = count, pruned
+            views[count] = pruned, splits.validation.predict(pruned).transplant_worst
             advance(1)
+    worst = {count: score for count, (_, score) in views.items()}
+    best = max(worst, key=worst.__getitem__)  # the fewest of equals
     tried = {str(count): round(value, 4) for count, value in worst.items()}
     details = {"heads": order[:best], "transplant-worst by count": tried}
     done = f"{best} heads removed: {', '.join(map(str, order[:best]))}."
-    return Candidate("heads", done, details, model=view)
+    return Candidate("heads", done, details, model=views[best][0])
 
 
 def interchange_effects(model: VisionModel, splits: Splits) -> HeadScores:
     """Effect of exchanging each head between an image and its last version, [L, H]; of up to
     `SCORED` training images, spread over all."""
     versions = splits.train
-    images, which = versions.source.unique(return_inverse=True)
-    number = torch.arange(len(which), device=which.device)
-    last = torch.zeros_like(images).scatter_reduce(0, which, number, "amax")
-    rows = torch.linspace(0, len(images) - 1, min(SCORED, len(images))).round().long()
-    rows = rows.to(images.device)
-    plain, others = versions.data.images[images[rows]], versions[last[rows]]
+    last = {image: row for row, image in enumerate(versions.source.tolist())}
+    places = torch.linspace(0, len(last) - 1, min(SCORED, len(last))).round().long()
+    images = torch.tensor(sorted(last))[places]
+    others = versions[torch.tensor([last[image] for image in images.tolist()])]
+    plain = versions.data.images[images]
     with splits.progress("scoring heads", len(plain)) as advance:
         pairs = LabelledImages(plain, other_background=others)
         return interchange(model, pairs, progress=advance)
@@ -242,7 +240,7 @@ def _content(versions: Versions) -> list[Any]:
     parts = [data.images, data.other_background]
     parts.append(None if data.masks is None else data.masks.hard[:, None].float())
     drawn = (versions.source, versions.donor, versions.number, versions.labels)
-    pixels = ["" if part is None else pixels_digest(part) for part in parts]
+    pixels = [pixels_digest(part) for part in parts if part is not None]
     return [*pixels, *(part.tolist() for part in drawn), versions.seed]
 
 
@@ -252,7 +250,7 @@ def retrain_by_groups(model: VisionModel, splits: Splits) -> Candidate:
     groups = torch.tensor(data.groups)
     options = {"classes": model.n_classes, "seed": splits.seed}
     layer, tried = balanced_layer(features, data.need_labels(), groups, **options)
-    strength = max(tried, key=lambda c: tried[c])
+    strength = max(tried, key=tried.__getitem__)
     done = f"DFR: a new last layer on {len(features)} images with group labels (C = {strength})."
     return _with_layer("dfr", model, layer, done, {})
 
@@ -322,8 +320,8 @@ class Repair(Result):
 
     def numbers(self) -> dict[str, float]:
         """The numbers of the audits before and after, on test images."""
-        pair = (("before", self.before), ("after", self.after))
-        return {f"{when} {n}": v for when, audit in pair for n, v in audit.numbers().items()}
+        before = {f"before {name}": value for name, value in self.before.numbers().items()}
+        return before | {f"after {name}": value for name, value in self.after.numbers().items()}
 
     def export(self, folder: str | Path) -> Path:
         """Write the checkpoint (plain timm, transformers, torchvision or open_clip load it), a page
@@ -341,10 +339,10 @@ class Repair(Result):
 
     def facts(self) -> dict[str, Any]:
         """All numbers and settings, as JSON takes them."""
-        names = ("name", "done", "details", "seconds", "validation", "test", "failed")
         candidates = []
         for candidate in self.candidates.values():
-            facts = {name: getattr(candidate, name) for name in names}
+            facts = {**vars(candidate)}
+            del facts["model"], facts["layer"]
             for part in ("validation", "test"):  # JSON cannot hold NaN
                 facts[part] = {name: v for name, v in facts[part].items() if v == v}
             candidates.append(facts)
@@ -357,7 +355,7 @@ class Repair(Result):
             "after": self.after.numbers(),
             "candidates": candidates,
             "run": self.record,
-            "left out": [asdict(image) for image in self.skipped],
+            "skipped": [asdict(image) for image in self.skipped],
         }
 
 
@@ -445,8 +443,8 @@ def repair(
         folder,
         progress,
     )
-    part = versions_to_test(view, judged, PER_IMAGE, seed=seed)
-    verdict = audit_part(view, part, fills=()).verdict
+    unreported = versions_to_test(view, judged, PER_IMAGE, seed=seed)
+    verdict = audit_part(view, unreported, fills=()).verdict
     candidates = dict[str, Candidate]()
     with progress("trying remedies", len(entries)) as advance:
         for remedy, settings in entries:
@@ -490,19 +488,21 @@ def _entries(
     names: Sequence[str] | str, options: Mapping[str, Mapping[str, Any]], *, groups: bool
 ) -> list[tuple[Remedy, dict[str, Any]]]:
     """Remedies with their checked options, "nothing" always first."""
-    names = (names,) if isinstance(names, str) else tuple(names)
-    if names == (EVERY,):
-        names = tuple(name for name, each in REMEDIES.items() if groups or not each.needs_groups)
-    tried = list(dict.fromkeys(["nothing", *names]))
-    for name in (*tried, *options):
+    names = [names] if isinstance(names, str) else [*names]
+    if names == [EVERY]:
+        names = [name for name, each in REMEDIES.items() if groups or not each.needs_groups]
+    tried = {}
+    for name in dict.fromkeys(["nothing", *names]):
         if name not in REMEDIES:
             raise UnknownName("remedy", name, REMEDIES)
-        if name not in tried:
-            raise BadOption("options", name, f"options of remedies that are tried: {tried}")
         if REMEDIES[name].needs_groups and not groups:
             raise BadOption("remedies", name, "groups=True (--groups) for a remedy that needs them")
-        check_options(name, REMEDIES[name].fit, options.get(name, {}))
-    return [(REMEDIES[name], dict(options.get(name, {}))) for name in tried]
+        tried[name] = REMEDIES[name], dict(options.get(name, {}))
+        check_options(name, REMEDIES[name].fit, tried[name][1])
+    for name in options:
+        if name not in tried:
+            raise BadOption("options", name, f"options of remedies that are tried: {[*tried]}")
+    return [*tried.values()]
 
 
 def _split(
@@ -512,13 +512,9 @@ def _split(
     verdict."""
     labels, shares = data.need_labels(), SHARES if test is None else SHARES[:2]
     rows = split_rows(labels, shares, seed=seed, images=origins(data.ids))
-    for part in rows:
-        if len(part) < 2 or len(labels[part].unique()) < 2:
-            raise BadOption(
-                "data",
-                f"{len(data)} images of {data.name}",
-                "at least five images of each class, for three splits",
-            )
+    if any(len(labels[part].unique()) < 2 for part in rows):
+        expected = "at least five images of each class, for three splits"
+        raise BadOption("data", f"{len(data)} images of {data.name}", expected)
     unreported = torch.cat(rows[:2]).sort().values.tolist()
     judged = data.take(torch.tensor(evenly(unreported, JUDGED)))
     train, validation = data.take(rows[0]), data.take(rows[1])
@@ -530,20 +526,17 @@ def split_rows(
 ) -> list[Tensor]:
     """Rows of each share, drawn class by class. Rows of the same image (`images` [n], by default
     each its own) stay together."""
-    labels = labels.cpu()
-    which = torch.arange(len(labels)) if images is None else images.cpu()
-    which = which.unique(return_inverse=True)[1]
-    place = torch.arange(len(labels))
+    labels, place = labels.cpu(), torch.arange(len(labels))
+    which = (place if images is None else images.cpu()).unique(return_inverse=True)[1]
     first = torch.full((int(which.max()) + 1,), len(labels)).scatter_reduce(0, which, place, "amin")
     chance = bits(first, 8 * seed + 5).double()
+    ends = torch.tensor(shares).cumsum(0) / sum(shares)
     part_of = torch.zeros(len(first), dtype=torch.long)
     for kind in labels.unique().tolist():
         members = (labels[first] == kind).nonzero()[:, 0]
         members = members[chance[members].argsort()]
-        ends = torch.tensor(shares).cumsum(0) / sum(shares) * len(members)
-        part_of[members] = torch.bucketize(
-            torch.arange(len(members)), ends.round().long(), right=True
-        )
+        counts = (ends * len(members)).round().long()
+        part_of[members] = torch.bucketize(torch.arange(len(members)), counts, right=True)
     return [(part_of[which] == part).nonzero()[:, 0] for part in range(len(shares))]
 
 
@@ -597,10 +590,11 @@ def _record(
     per_image: int,
     seed: int,
 ) -> dict[str, Any]:
-    masks, labels = data.masks, data.need_labels()
-    overlap = None if masks is None or masks.overlap is None else masks.overlap
-    notes = [] if masks is None else list(masks.notes)
-    occurring = len(labels.unique())
+    masks, notes, overlap = data.masks, list[str](), None
+    if masks is not None:
+        notes += masks.notes
+        overlap = None if masks.overlap is None else float(masks.overlap.nanmean())
+    occurring = len(data.need_labels().unique())
     if occurring < model.n_classes:
         notes.append(
             f"{occurring} of the model's {model.n_classes} classes have images here: a repaired"
@@ -614,7 +608,7 @@ def _record(
         "test data": splits["test"].name,
         "versions of each image": per_image,
         "masks": "pairs" if masks is None else masks.source,
-        "mask IoU": None if overlap is None else float(overlap[~overlap.isnan()].mean()),
+        "mask IoU": overlap,
         "notes": notes,
         "seed": seed,
         "seecause": __version__,

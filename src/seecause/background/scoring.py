@@ -1,5 +1,6 @@
-"""What a response loses without each head (CIGMA, Maliha & Hougen, CVPR 2026, phase 3), how heads
-with large scores are found faster, and heads exchanged between versions of an image.
+"""A score for every head: what a response loses without it (CIGMA, Maliha & Hougen, CVPR 2026,
+phase 3), how heads with large scores are found faster, heads exchanged between versions of an
+image, and the selectors that these are compared with.
 
 `score` measures every head, by exact suffix runs:
 
@@ -46,6 +47,32 @@ set of heads mediates:
 
 Where E JS(p(x), p(x')) is within its own error over pairs there is no such share: a ratio whose
 denominator may be zero has no bounds (Fieller).
+
+CIGMA is compared with:
+
+    random          every order of heads is equally likely: the control for all others
+    weight-norm     |W_O[:, S_h]|_F: how much a head can write, whatever it writes
+    taylor          -|g_h dL/dg_h| at g = 1, the first-order change of the loss without the head
+                    (Michel et al. 2019; the head term of MDP, 2504.02168), plus a constant: pruning
+                    removes the heads that matter least
+    attention-mass  how much of a head's attention, in the rows that are read out, falls on
+                    background patches
+    gating          Causal Head Gating (Nam et al. 2025, 2505.13737)
+
+Causal Head Gating fits soft gates of all heads at once, under opposite pressures:
+
+    G = sigmoid(theta),   loss = NLL(G) - strength * mean(clip(theta, -4, 4))
+
+There are three fits: strength 0 from uniform gates, then +strength (G+, gates are pushed up) and
+-strength (G-, pushed down), both from the first and on the same batches.
+
+    facilitating   stays open under either pressure         soft: G-
+    irrelevant     follows the pressure                     soft: G+ (1 - G-)
+    interfering    shut even when pushed open               soft: 1 - G+
+
+"Open" is a mean over fits above 0.5. As scores, only heads called interfering are above 0: 1 - G+
+for them, -G+ for all others. Written from the equations. It learns from labels: on biased data a
+head that reads the background *facilitates*.
 """
 
 from __future__ import annotations
@@ -54,9 +81,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.background.gains import (
@@ -75,15 +104,13 @@ from seecause.background.heads import (
     all_heads,
     checked_heads,
     gates_without,
-    mean_scores,
     need_heads,
     over_images,
-    padded,
     penalised,
     selector,
 )
-from seecause.background.images import LabelledImages, images_of
-from seecause.engine.chunks import fit, in_chunks, plain_logits
+from seecause.background.images import Advance, LabelledImages, images_of, no_advance
+from seecause.engine.chunks import fit, in_chunks, plain_logits, run_in_chunks
 from seecause.engine.forks import (
     HELD,
     carried_logits,
@@ -94,19 +121,19 @@ from seecause.engine.forks import (
     zeros,
 )
 from seecause.engine.sweep import need_gradients
+from seecause.engine.trace import attention_probs, read_rows
 from seecause.errors import BadOption
 from seecause.metrics.statistics import standard_error
-from seecause.models.base import protocol
+from seecause.models.base import ImageModel, protocol
 from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
-from seecause.options import Count, Positive, check_options
+from seecause.options import Count, Positive, check_options, checked
 from seecause.target import Spec, Target, parse
 from seecause.types import wide, wide_dtype
 
 T = TypeVar("T")
 Operator = Literal["zero", "mean", "resample"]
 Response = Literal["big", "fig", "prob", "logit", "nll"]
-# responses that compare predictions, and the version of an image that each compares with
 COMPARED: dict[str, ErasedView] = {"big": "no_background", "fig": "no_object"}
 SCORED = {"cuda": 128, "cpu": 8}  # images scored together at most
 TOGETHER = (1, 2, 4, 8)  # heads that are exchanged together
@@ -115,16 +142,20 @@ BEYOND_ZERO = 1.96  # standard errors: a smaller mean effect cannot be told from
 VERIFIED = 3  # heads that a screen measures for each that is wanted
 MOST = math.log(2)  # no divergence is larger
 BENT = 0.6  # c, the weight of |e_h|^2
+OPEN = 0.5  # a gate above this is open
+CLIP = 4.0  # of logits of gates
+NORM = 1.0  # of the gradient of each set of gates
 ROOM = 1e-6  # of MOST, that is always left: the slope of x is that of JS over what is left
 
 
+@checked
 class HeadExperiment:
     """Images with their erased versions, what is measured on them, and what a removed head carries
     instead. Options are those of `score`."""
 
     def __init__(
         self,
-        model: VisionModel,
+        model: ImageModel,
         data: LabelledImages | Tensor,
         *,
         response: Response = "big",
@@ -135,25 +166,22 @@ class HeadExperiment:
         temperature: Positive = 1.0,
         seed: int = 0,
     ):
-        need_heads(model, "head scores")
-        given = {"response": response, "operator": operator, "guard": guard, "seed": seed}
-        check_options("score", HeadExperiment.__init__, {**given, "temperature": temperature})
+        model = need_heads(model, "head scores")
         self.model, self.response, self.temperature = model, response, temperature
-        self.operator: Operator = operator
+        self.operator = operator
         self.data = images_of(model, data)
         images = self.data.images
         self.layout = model.check(images)
         self.heads = all_heads(model)
-        compares = response in COMPARED
-        if compares:
-            need_distribution(model, f"response={response!r} with masks")
-        guarded = guard and (compares or self.data.masks is not None or fill == "swap")
-        if guarded:
-            need_distribution(model, "the guard")
-        self.views = [view for name, view in COMPARED.items() if guarded or response == name]
+        guarded = guard and (response in COMPARED or self.data.masks is not None or fill == "swap")
+        # measures that compare predictions, and the version of an image that each compares with
+        self.views: dict[str, ErasedView] = {
+            n: view for n, view in COMPARED.items() if guarded or response == n
+        }
+        if self.views:
+            need_distribution(model, "a comparison of versions")
         self.erased = Erased(model, self.data, fill) if self.views else None
-        if target is None and self.data.labels is not None:
-            target = self.data.labels
+        target = self.data.labels if target is None else target
         bound = parse(model, target, len(images))
         labels = bound.classes if bound.against is None else None
         if labels is None:  # the model's own predictions
@@ -173,7 +201,7 @@ class HeadExperiment:
         """All versions of some images, [V * b, 3, H, W], and behind them their donors."""
         images = [self.data.images[part]]
         if self.erased is not None:
-            images += self.erased.versions(part, self.views)
+            images += self.erased.versions(part, [*self.views.values()])
         if self.donors is not None:
             images.append(self.data.images[self.donors[part]])
         return torch.cat(images)
@@ -191,27 +219,24 @@ class HeadExperiment:
         """Logits [..., V * b, C] of all versions of some images -> [..., b] of everything that is
         measured; the response under `response`."""
         plain, *erased = logits.unflatten(-2, (self.copies, -1)).unbind(-3)
-        labels, target, kind = self.labels[part], self.target.take(part), self.response
+        labels, sigmoid = self.labels[part], self.model.sigmoid
         by_image = plain.movedim(-2, 0)  # [b, ..., C]
 
         def of(target: Target, kind: Literal["prob", "logprob", "logit"]) -> Tensor:
-            return target.score(by_image, kind, sigmoid=self.model.sigmoid).movedim(0, -1)
+            return target.score(by_image, kind, sigmoid=sigmoid).movedim(0, -1)
 
         values = {
             "accuracy": (plain.argmax(dim=-1) == labels).to(wide(plain).dtype),
             "nll": -of(Target(classes=labels), "logprob"),
         }
-        if not self.model.sigmoid:
+        if not sigmoid:
             log_p = log_probs(plain, self.temperature)
             values["entropy"] = -(log_p.exp() * log_p).sum(dim=-1)
-            names = {view: name for name, view in COMPARED.items()}
-            for view, other in zip(self.views, erased, strict=True):
-                values[names[view]] = jensen_shannon(log_p, log_probs(other, self.temperature))
-        if kind in COMPARED:
-            values["response"] = values[kind]
-        else:
-            values["response"] = -of(target, "logprob") if kind == "nll" else of(target, kind)  # type: ignore[arg-type]
-        return values
+            for name, other in zip(self.views, erased, strict=True):
+                values[name] = jensen_shannon(log_p, log_probs(other, self.temperature))
+        if self.response in ("prob", "logit"):
+            return {**values, "response": of(self.target.take(part), self.response)}
+        return {**values, "response": values[self.response]}
 
     def over_images(
         self, run: Callable[[slice], T], *, depth: float = 1.0, most: int | None = None
@@ -257,7 +282,7 @@ def score(
     temperature: Positive = 1.0,
     heads: Sequence[Head] | None = None,
     seed: int = 0,
-    progress: Callable[[int], None] | None = None,
+    progress: Advance = no_advance,
 ) -> HeadScores:
     """What the response loses without each head.
 
@@ -265,7 +290,7 @@ def score(
         model: A vision transformer.
         data: Images with `masks`, or with other versions for fill="swap"; a plain tensor of
             normalised images for responses that compare no versions.
-        response: "big" (CIGMA), "fig", "prob", "logit" or "nll".
+        response: "big" (CIGMA), "fig", "prob", "logit" or "nll" (of the labels).
         target: The class that is meant; None: the labels of the data, or the model's predictions.
         operator: What a removed head carries: "zero", "mean" or "resample".
         fill: What replaces the background (`erase`).
@@ -307,13 +332,12 @@ def score(
     for layer, head in silent:  # its removal changes nothing
         for name, value in plain.items():
             without[name][:, layer, head] = value
-    if progress is not None and silent:
-        progress(len(silent) * len(experiment.data))
+    progress(len(silent) * len(experiment.data))
     lost = {name: value[:, None, None] - without[name] for name, value in plain.items()}
     after = {name: value.mean(dim=0) for name, value in without.items()}
     after |= {"fig_drop": lost["fig"].mean(dim=0)} if "fig" in lost else {}
-    record = {**experiment.record(), "operator": operator, "temperature": temperature}
-    record |= {"guard": guard, "seed": seed, "heads_run": len(running)}
+    record = {"operator": operator, "temperature": temperature, "guard": guard, "seed": seed}
+    record |= {**experiment.record(), "heads_run": len(running)}
     return HeadScores(
         value=lost["response"].mean(dim=0),
         error=standard_error(lost["response"]),
@@ -326,7 +350,7 @@ def score(
 
 
 def _measured(
-    experiment: HeadExperiment, heads: Sequence[Head], progress: Callable[[int], None] | None
+    experiment: HeadExperiment, heads: Sequence[Head], progress: Advance
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Everything that is measured, by name, float64 on the CPU: [B] of the whole model, and
     [B, L, H] without each of `heads`, NaN elsewhere."""
@@ -349,8 +373,7 @@ def _measured(
         for layer, at, measured in waiting:
             for name, value in measured.items():
                 without[name][part, layer, at] = value.T.double().cpu()
-        if progress is not None:
-            progress(len(heads) * size)
+        progress(len(heads) * size)
 
     most = SCORED["cuda" if model.device.type == "cuda" else "cpu"]
     experiment.over_images(run_chunk, depth=1 / HELD, most=most)
@@ -374,7 +397,7 @@ def cigma(
     temperature: Positive = 1.0,
     screen: Count | None = None,
     seed: int = 0,
-    progress: Callable[[int], None] | None = None,
+    progress: Advance = no_advance,
 ) -> HeadScores:
     """How much less predictions depend on the background without each head, less what the object
     loses.
@@ -386,11 +409,9 @@ def cigma(
     if not complete and guard:
         raise BadOption("guard", guard, "False: this data has no other objects to compare with")
     options: dict[str, Any] = {"fill": fill, "operator": operator, "temperature": temperature}
-    options |= {"guard": complete, "seed": seed}
-    if screen is None:
-        scores = score(model, data, progress=progress, **options)
-    else:
-        scores = screened(model, data, top=screen, **options)
+    options |= {"guard": complete, "seed": seed, "progress": progress}
+    find = score if screen is None else partial(screened, top=screen)
+    scores = find(model, data, **options)
     both = data if complete else replace(data, other_object=data.other_background)
     gains = information_gains(model, both, fill=fill, temperature=temperature)
     small = scores.value.abs() < gains.noise_floor  # the error of JS does not average out
@@ -401,6 +422,7 @@ def cigma(
     return replace(scores, protocol={**scores.protocol, **about})
 
 
+@checked
 @in_eval_mode
 def screen(
     model: VisionModel,
@@ -435,13 +457,11 @@ def screen(
         >>> int(scores.value.isfinite().sum())
         6
     """
-    check_options("screen", screen, {"top": top, "verify": verify})
     check_options("screen", score, options, leave_out=("heads",))
-    heads, count = all_heads(model), VERIFIED * top if verify is None else verify
-    if top > len(heads) or count < top:
-        raise BadOption(
-            "top, verify", (top, count), f"1 to {len(heads)} heads, and at least as many verified"
-        )
+    heads, count = len(all_heads(model)), verify or VERIFIED * top
+    if not top <= min(count, heads):
+        expected = f"1 to {heads} heads, and at least as many verified"
+        raise BadOption("top, verify", (top, count), expected)
     guessing = {k: v for k, v in options.items() if k not in ("guard", "progress")}
     guess = guessed(model, data, seed=seed, **guessing)
     likeliest = guess.order(positive=False)[:count]
@@ -493,7 +513,10 @@ def guessed(
         divergence = experiment.measure(logits[:count], part)["response"]
         first = slopes(divergence, again=True)
         log_p, log_q = log_probs(logits[:count], experiment.temperature).chunk(2)
-        spread = slopes(_probe(log_p, log_q, signs[part].to(divergence)), again=False).square()
+        mean, apart = ((log_p.exp() + log_q.exp()) / 2).detach(), log_p - log_q
+        apart = apart - (mean * apart).sum(dim=-1, keepdim=True)
+        probe = (signs[part].to(divergence) * mean.sqrt() * apart).sum(dim=-1)
+        spread = slopes(probe, again=False).square()
         at = divergence.detach().double().cpu()[:, None, None]
         return at - saturated(at, first, spread)
 
@@ -510,14 +533,6 @@ def saturated(divergence: Tensor, slope: Tensor, spread: Tensor) -> Tensor:
     return -MOST * torch.expm1(-moved / MOST)
 
 
-def _probe(log_p: Tensor, log_q: Tensor, signs: Tensor) -> Tensor:
-    """sum_y s_y sqrt(m_y) (d - m.d)_y of each image, [b]; m is held fixed."""
-    mean = ((log_p.exp() + log_q.exp()) / 2).detach()
-    apart = log_p - log_q
-    apart = apart - (mean * apart).sum(dim=-1, keepdim=True)
-    return (signs * mean.sqrt() * apart).sum(dim=-1)
-
-
 @in_eval_mode
 @torch.no_grad()
 def interchange(
@@ -525,7 +540,7 @@ def interchange(
     data: LabelledImages,
     *,
     temperature: Positive = 1.0,
-    progress: Callable[[int], None] | None = None,
+    progress: Advance = no_advance,
 ) -> HeadScores:
     """Exchange every head between images and their other versions.
 
@@ -565,14 +580,13 @@ def interchange(
             return carried[b - a :]
 
         fork(model, rows, heads, each, content=content, forking=b - a)
-        if progress is not None:
-            progress(b - a)
+        progress(b - a)
 
     size = fit(n, 2 * model.forward_bytes(layout), images.device, share=HELD)
     list(in_chunks(run_chunk, n, size, what="images"))
-    spread = float(standard_error(totals))
-    record = {"temperature": temperature, "effect": float(totals.mean())}
-    record |= {"effect error": None if math.isnan(spread) else spread, **protocol(model, images)}
+    spread = None if n == 1 else float(standard_error(totals))
+    record = {"temperature": temperature, "effect": float(totals.mean()), "effect error": spread}
+    record |= protocol(model, images)
     return HeadScores(effects.mean(dim=0), standard_error(effects), protocol=record)
 
 
@@ -596,17 +610,13 @@ def mediated(
 
     def run_chunk(a: int, b: int) -> Tensor:
         rows = torch.cat([images[a:b], others[a:b]])
-        plain = log_probs(model(rows), temperature).unflatten(0, (2, b - a))
-        mixed = gated_logits(
-            model,
-            rows,
-            gates.expand(b - a, -1, -1),
-            content=lambda layer, carried, tokens: carried[b - a :],
-        )
-        compared = (log_probs(mixed, temperature), plain[1])
-        return torch.stack([jensen_shannon(plain[0], p) for p in compared], dim=1).double().cpu()
+        gated = {"content": lambda layer, carried, tokens: carried[b - a :]}
+        mixed = gated_logits(model, rows, gates.expand(b - a, -1, -1), **gated)
+        plain, *moved = log_probs(torch.cat([model(rows), mixed]), temperature).split(b - a)
+        effects = [jensen_shannon(plain, each) for each in moved]
+        return torch.stack(effects, dim=1).double().cpu()
 
-    through, whole = over_images(run_chunk, model, images, holds=2).mean(dim=0)
+    whole, through = over_images(run_chunk, model, images, holds=2).mean(dim=0)
     return float(through / whole)
 
 
@@ -616,7 +626,7 @@ def interchange_shares(
     data: LabelledImages,
     *,
     temperature: Positive = 1.0,
-    progress: Callable[[int], None] | None = None,
+    progress: Advance = no_advance,
 ) -> HeadScores:
     """Share of what two versions of an image change that passes through each head.
 
@@ -624,25 +634,26 @@ def interchange_shares(
     whole effect cannot be told from none, scores are nats and nothing is mediated.
     """
     heads = all_heads(model)
-    done = None if progress is None else lambda images: progress(images * len(heads))
-    scores = interchange(model, data, temperature=temperature, progress=done)
+    scores = interchange(
+        model,
+        data,
+        temperature=temperature,
+        progress=lambda images: progress(images * len(heads)),
+    )
     whole, spread = scores.protocol["effect"], scores.protocol["effect error"]
     if whole < UNMOVED:
-        raise BadOption(
-            "data",
-            f"versions that move predictions by {whole:.2g} nats",
-            "pairs whose predictions differ: these have the same predictions already",
-        )
-    shares = dict[int, float]()
-    if spread is not None and whole > BEYOND_ZERO * spread:
-        assert scores.error is not None
-        scores = replace(scores, value=scores.value / whole, error=scores.error / whole)
-        shares = {
-            count: mediated(model, data, scores.top(count), temperature=temperature)
-            for count in TOGETHER
-            if count <= len(heads)
-        }
-    return replace(scores, protocol={**scores.protocol, "mediated": shares})
+        got = f"versions that move predictions by {whole:.2g} nats"
+        expected = "pairs whose predictions differ: these have the same predictions already"
+        raise BadOption("data", got, expected)
+    about, error = {**scores.protocol, "mediated": {}}, scores.error
+    if spread is None or error is None or whole <= BEYOND_ZERO * spread:
+        return replace(scores, protocol=about)
+    about["mediated"] = {
+        count: mediated(model, data, scores.top(count), temperature=temperature)
+        for count in TOGETHER
+        if count <= len(heads)
+    }
+    return replace(scores, value=scores.value / whole, error=error / whole, protocol=about)
 
 
 def _pair(model: VisionModel, data: LabelledImages) -> tuple[Tensor, Tensor]:
@@ -654,3 +665,178 @@ def _pair(model: VisionModel, data: LabelledImages) -> tuple[Tensor, Tensor]:
         expected = "two versions of each image: pairs:WITH:WITHOUT, or Critters"
         raise BadOption("data", data.name, expected)
     return data.images, data.other_background
+
+
+def padded(model: VisionModel, blocks: list[Tensor]) -> Tensor:
+    """One tensor [..., H_l] for each block -> [..., L, H]."""
+    return torch.stack(
+        [F.pad(values, (0, model.n_heads - values.shape[-1])) for values in blocks], dim=-2
+    )
+
+
+def mean_scores(model: VisionModel, per_image: Tensor) -> HeadScores:
+    """Means over images of per_image [N, L, H], with their standard errors."""
+    values, missing = per_image.detach().double().cpu(), absent(model)
+    return HeadScores(
+        values.mean(dim=0).masked_fill(missing, torch.nan),
+        standard_error(values).masked_fill(missing, torch.nan),
+        protocol={"images": len(values)},
+    )
+
+
+@selector("weight-norm", cost="none", needs="nothing")
+@torch.no_grad()
+def weight_norm(model: VisionModel, data: LabelledImages) -> HeadScores:
+    """Frobenius norm of each head's columns of the output projection."""
+    norms = []
+    for block in model.blocks:  # read through the block, so that it is right for every library
+        width = block.heads * block.head_dim
+        rows = torch.cat([torch.zeros(1, width), torch.eye(width)])[None]
+        mixed = block.mix(rows.to(model.device, model.dtype))[0]  # a bias is in every row
+        norms.append((mixed[1:] - mixed[:1]).unflatten(0, (block.heads, -1)).flatten(1).norm(dim=1))
+    return mean_scores(model, padded(model, norms)[None])
+
+
+@selector("taylor", cost="1 forward, 1 backward", needs="labels")
+def taylor(model: VisionModel, data: LabelledImages) -> HeadScores:
+    """First-order change of the loss without each head; the least important heads go first."""
+    need_gradients(model, "a gradient of gates", remedy="Measure every head: sc.background.score")
+    labels = data.need_labels()
+
+    @torch.enable_grad()
+    def run_chunk(start: int, stop: int) -> Tensor:
+        images = data.images[start:stop]
+        gates = images.new_ones(len(images), model.n_layers, model.n_heads, requires_grad=True)
+        logits = gated_logits(model, images, gates)
+        loss = F.cross_entropy(logits, labels[start:stop], reduction="sum")
+        return torch.autograd.grad(loss, gates)[0].abs()
+
+    per_image = over_images(run_chunk, model, data.images, holds=2 * model.n_layers)
+    scores = mean_scores(model, per_image)
+    most = scores.value[~absent(model)].max()
+    return replace(scores, value=most - scores.value)
+
+
+@selector("attention-mass", cost="1 forward", needs="masks")
+@torch.no_grad()
+def attention_mass(model: VisionModel, data: LabelledImages) -> HeadScores:
+    """Share of attention on the background. Pixels of which nothing is known do not count."""
+    if data.masks is None:
+        raise BadOption("masks", None, "object masks: data.with_masks(object_masks(...))")
+    layout = model.check(data.images)
+    hard, inside = data.masks.hard, data.masks.inside
+    background = ~hard if inside is None else inside & ~hard
+    pixels = background.to(data.images.device, data.images.dtype)
+    share = F.adaptive_avg_pool2d(pixels[:, None], layout.grid).flatten(1)  # [N, patches]
+
+    def run_chunk(start: int, stop: int) -> Tensor:
+        masses = []
+        for probs in attention_probs(model, data.images[start:stop]):  # [B, H, T, T] each
+            row = read_rows(model, layout, probs)  # [B, H, T]
+            masses.append((row[..., layout.patches] * share[start:stop, None]).sum(dim=-1))
+        return padded(model, masses)
+
+    per_image = over_images(run_chunk, model, data.images, holds=2 + layout.tokens // 64)
+    return mean_scores(model, per_image)
+
+
+@selector(
+    "gating", cost="3 * steps * fits forwards and backwards of a batch, in all", needs="labels"
+)
+def gating(
+    model: VisionModel,
+    data: LabelledImages,
+    *,
+    fits: Count = 10,
+    steps: Count = 500,
+    strength: Positive = 0.1,
+    rate: Positive = 1.0,
+    batch: Count = 32,
+    seed: int = 0,
+) -> HeadScores:
+    """Interference under Causal Head Gating. Only heads that it calls interfering are above 0: shut
+    even when all are pushed open."""
+    schedule: dict[str, Any] = {"steps": steps, "rate": rate, "batch": batch}
+    opened, shut = fitted_gates(model, data, fits=fits, strength=strength, seed=seed, **schedule)
+    interfering = (opened.mean(dim=0) <= OPEN) & (shut.mean(dim=0) <= OPEN)
+    closed = 1 - opened.mean(dim=0)
+    return HeadScores(
+        torch.where(interfering, closed, closed - 1),
+        standard_error(opened),  # over fits
+        after={
+            "facilitation": shut.mean(dim=0),
+            "irrelevance": (opened * (1 - shut)).mean(dim=0),
+            "interference": closed,
+        },
+        protocol={"open": OPEN, "fits": fits, "strength": strength, "seed": seed, **schedule},
+    )
+
+
+def fitted_gates(
+    model: VisionModel,
+    data: LabelledImages,
+    *,
+    fits: int,
+    strength: float,
+    seed: int,
+    **schedule: Any,
+) -> tuple[Tensor, Tensor]:
+    """Gates G+ and G- of Causal Head Gating [fits, L, H], float64 on the CPU; NaN where a block has
+    no such head. Each fit has its own start: (1) free, (2) pushed open and (3) pushed shut."""
+    need_gradients(model, "gating", remedy="Measure every head: sc.background.score")
+    generator, missing = torch.Generator().manual_seed(seed), absent(model)
+    uniform = torch.rand(fits, *missing.shape, generator=generator, dtype=torch.float64)
+    start = uniform.logit().clamp(-CLIP, CLIP).to(model.device, wide_dtype(model.dtype))
+    schedule["generator"] = generator
+    free = fit_gates(model, data, start, start.new_zeros(fits), **schedule)
+    pressure = start.new_tensor([strength, -strength]).repeat_interleave(fits)
+    # side by side, on the same batches
+    pushed = fit_gates(model, data, free.repeat(2, 1, 1), pressure, **schedule)
+    opened, shut = pushed.sigmoid().double().cpu().masked_fill(missing, torch.nan).chunk(2)
+    return opened, shut
+
+
+def fit_gates(
+    model: VisionModel,
+    data: LabelledImages,
+    start: Tensor,
+    strengths: Tensor,
+    *,
+    steps: int,
+    rate: float,
+    batch: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """Logits of gates [M, L, H] after `steps` updates on random batches, the same ones for every
+    set of gates; `strengths` [M] push them open."""
+    theta = start.clone().requires_grad_()
+    adam = torch.optim.Adam([theta], lr=rate)
+    exists = ~absent(model).to(theta.device)
+    # [M, L, H]: the slope of the pressure where it is not clipped
+    push = exists.to(theta.dtype) / exists.sum() * strengths[:, None, None]
+    labels = data.need_labels()
+    for _ in range(steps):
+        rows = torch.randperm(len(labels), generator=generator)[:batch].to(labels.device)
+        adam.zero_grad()
+        within = (theta.detach().abs() <= CLIP).to(theta.dtype)
+        theta.grad = _loss_slopes(model, data.images[rows], labels[rows], theta) - within * push
+        norm = theta.grad.flatten(1).norm(dim=1).clamp_min(1e-12)
+        theta.grad *= (NORM / norm).clamp(max=1.0)[:, None, None]
+        adam.step()
+    return theta.detach()
+
+
+def _loss_slopes(model: VisionModel, images: Tensor, labels: Tensor, theta: Tensor) -> Tensor:
+    """The gradient of the mean NLL in `theta` [M, L, H]; as many sets of gates at once as fit."""
+    count = len(images)
+    each = count * model.forward_bytes(model.check(images)) * model.n_layers * 2
+
+    @torch.enable_grad()
+    def run_chunk(start: int, stop: int) -> Tensor:
+        part = theta[start:stop].detach().requires_grad_()
+        gates = part.sigmoid().to(images.dtype).repeat_interleave(count, dim=0)  # [m * B, L, H]
+        logits = gated_logits(model, images.repeat(stop - start, 1, 1, 1), gates)
+        loss = F.cross_entropy(wide(logits), labels.repeat(stop - start), reduction="sum") / count
+        return torch.autograd.grad(loss, part)[0]
+
+    return run_in_chunks(run_chunk, len(theta), each, images.device, what="gates")

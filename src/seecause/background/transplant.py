@@ -70,7 +70,6 @@ class Versions:
     number: Tensor  # [M] which of the image's transplants
     control: Tensor  # [M] bool: versions that show what cutting alone does
     seed: int = 0
-    skipped: tuple[int, ...] = ()  # images of which no transplant can be made
     memo: dict[str, Any] = field(default_factory=dict)  # features of the last model
 
     def __len__(self) -> int:
@@ -125,9 +124,9 @@ class Versions:
 
     def _over(self, run: Callable[[Any, Tensor], Tensor], model: ImageModel) -> list[Tensor]:
         """`run(model, ...)` of images and of versions, on the CPU, `AT_ONCE` at a time."""
-        starts = range(0, len(self), AT_ONCE)
+        rows = torch.arange(len(self), device=self.source.device).split(AT_ONCE)
         plain = [run(model, batch).cpu() for batch in self.data.images.split(AT_ONCE)]
-        moved = [run(model, self[start : start + AT_ONCE]).cpu() for start in starts]
+        moved = [run(model, self[each]).cpu() for each in rows]
         return [torch.cat(plain), torch.cat(moved)]
 
 
@@ -151,8 +150,8 @@ def transplant(
         seed: Of the draws.
 
     Returns:
-        `Versions`. An image without an object or without a background gives no transplant and is
-        listed in `skipped`; one without a background lends none to others.
+        `Versions`. An image without an object or without a background gives no transplant; one
+        without a background lends none to others.
 
     Example:
         >>> import torch
@@ -177,16 +176,15 @@ def transplant(
             f"{int(objects.sum())} of {len(masks)} with an object and a background",
             f"at least two such images for donors={donors!r}; in a mask 0 is background",
         )
-    skipped = tuple(sorted(set(range(len(data))) - set(source.tolist())))
-    if skipped:
+    if skipped := len(data) - len(source.unique()):
         log.warning(
             "%d of %d images are not transplanted (donors: %s): no object, no background,"
             " or no donor",
-            *(len(skipped), len(data), donors),
+            *(skipped, len(data), donors),
         )
     control = torch.zeros(len(source), dtype=torch.bool)
     drawn = (part.to(device) for part in (source, donor, number, control))
-    return Versions(data, *drawn, seed, skipped)
+    return Versions(data, *drawn, seed)
 
 
 def versions_to_learn(data: LabelledImages, per_image: int, *, seed: int) -> Versions:
@@ -216,7 +214,7 @@ def versions_to_test(
     same = transplant(data, donors="same-class", **options)
     parts = ((moved.source, same.source), (moved.donor, same.donor), (moved.number, same.number))
     control = torch.cat([moved.control, torch.ones_like(same.control)])
-    return Versions(data, *map(torch.cat, parts), control, seed, moved.skipped)
+    return Versions(data, *map(torch.cat, parts), control, seed)
 
 
 def _pair_versions(data: LabelledImages, *which: int) -> Versions:
@@ -259,13 +257,10 @@ class Predictions:
         kind = self.versions.control.cpu() == control
         return self._by_image(self.moved.argmax(dim=1) != plain, kind)
 
-    def _by_image(self, values: Tensor, rows: Tensor | None = None) -> Tensor:
+    def _by_image(self, values: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
         """Means over the versions (rows [M] bool) of each image."""
-        source = self.versions.source.cpu()
-        if rows is not None:
-            source, values = source[rows], values[rows]
-        sums = torch.zeros(len(self.plain), dtype=torch.float64)
-        sums.index_add_(0, source, values.double())
+        source, values = self.versions.source.cpu()[rows], values[rows].double()
+        sums = torch.zeros(len(self.plain), dtype=torch.float64).index_add(0, source, values)
         return sums / torch.bincount(source, minlength=len(sums))  # NaN for 0 of 0
 
     def _correct_versions(self) -> Tensor:
@@ -361,14 +356,13 @@ def origins(ids: Sequence[str]) -> Tensor:
 def _holes(masks: Tensor, size: tuple[int, int]) -> Tensor:
     """What is filled of each background, [n, gh, gw]: the mask grown by one patch; the mask alone
     where nothing would be left. Of masks as fine as the images, every patch that they touch."""
-    half, touched = masks[:, None], masks
+    share = masks[:, None].float()
     if masks.shape[1:] == size:
         grid = (size[0] // _patch(size[0]), size[1] // _patch(size[1]))
-        share = F.adaptive_avg_pool2d(masks[:, None].float(), grid)
-        half, touched = share >= 0.5, share[:, 0] > 0
+        share = F.adaptive_avg_pool2d(share, grid)
+    half, touched = share >= 0.5, share[:, 0] > 0
     grown = (F.max_pool2d(half.float(), 3, stride=1, padding=1)[:, 0] > 0) | touched
-    full = grown.flatten(1).all(dim=1)
-    return torch.where(full[:, None, None], touched, grown)
+    return torch.where(grown.flatten(1).all(dim=1)[:, None, None], touched, grown)
 
 
 def _patch(side: int) -> int:

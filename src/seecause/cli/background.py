@@ -40,7 +40,7 @@ from seecause.cli.shared import (
 from seecause.errors import BadOption, NotDefined, UnsupportedModel
 
 if TYPE_CHECKING:
-    from seecause.background.masks import MaskSource
+    from seecause.background.images import MaskSource
     from seecause.lvlm import PromptClassifier
     from seecause.models.base import ImageModel
     from seecause.models.view import VisionModel
@@ -459,7 +459,7 @@ def prune(
 
     scores, section = result.scores, change_section(result.before, result.after, result.test)
     outcomes = zip(result.curve.ks, result.curve.chosen, strict=True)
-    curve = [{"K": k, **outcome.numbers} for k, outcome in outcomes]
+    curve = [{"K": k, "removed": len(one.heads), **one.numbers} for k, one in outcomes]
     shown = {n: c for n, c in result.changes().items() if not n.startswith(("FIG", "BIG"))}
     lines = [section.note, *(f"{n}: {a:.3f} -> {b:.3f}" for n, (a, b) in shown.items())]
     return output.write(
@@ -491,12 +491,12 @@ def mask_source(
     model: ImageModel, masks_from: str | None, options: dict[str, Any], work: Path
 ) -> MaskSource:
     """What the library takes as `masks`; maps are kept in `work`."""
-    from seecause.background.masks import object_masks
-    from seecause.loading import load
-
     if masks_from in (None, "given"):
         refuse(options, "--masks-from NAME of a network beside it")
         return masks_from
+    from seecause.background.masks import object_masks
+    from seecause.loading import load
+
     source: Any = masks_from
     if weights := options.pop("weights", None):
         source = load(masks_from, weights=weights, device=model.device)

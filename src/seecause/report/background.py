@@ -46,9 +46,8 @@ from seecause.target import Answer, best_answers, spread
 if TYPE_CHECKING:
     from seecause.background.audit import BackgroundAudit
     from seecause.background.discover import Discovery, Finding
-    from seecause.background.heads import Head, HeadScores
+    from seecause.background.heads import Curve, Head, HeadScores, Outcome
     from seecause.background.images import LabelledImages
-    from seecause.background.prune import Curve, Outcome
     from seecause.background.repair import Repair
     from seecause.faithful.evaluation import PartExamples
     from seecause.faithful.net import IFAM
@@ -202,17 +201,18 @@ def groups_section(audit: BackgroundAudit) -> list[Section]:
 def audit_rows(audit: BackgroundAudit, names: Sequence[str]) -> list[dict[str, Any]]:
     """One row for each image."""
     judged, data = audit.judged, audit.data
-    predictions, labels = judged.plain.argmax(dim=1), data.need_labels()
-    moved, control = judged.flips_by_image(), judged.flips_by_image(control=True)
-    rows = []
-    for place, identity in enumerate(data.ids):
-        row: dict[str, Any] = {"image": identity}
-        for column, label in (("prediction", predictions[place]), ("label", labels[place])):
-            row[column] = names[int(label)] if int(label) < len(names) else str(int(label))
-        if data.grouped:
-            row["group"] = " ".join(map(str, data.groups[place] or ()))
-        rows.append({**row, "flips": float(moved[place]), "flips, control": float(control[place])})
-    return rows
+    columns: dict[str, Sequence[Any]] = {"image": data.ids}
+    for column, codes in (
+        ("prediction", judged.plain.argmax(dim=1)),
+        ("label", data.need_labels()),
+    ):
+        known = dict(enumerate(names))
+        columns[column] = [known.get(code, str(code)) for code in codes.tolist()]
+    if data.grouped:
+        columns["group"] = [" ".join(map(str, group or ())) for group in data.groups]
+    columns["flips"] = judged.flips_by_image().tolist()
+    columns["flips, control"] = judged.flips_by_image(control=True).tolist()
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 # Repairs.
@@ -255,8 +255,7 @@ def repair_change_section(result: Repair) -> Section:
 def remedies_section(result: Repair) -> Section:
     """What was tried, the chosen one shaded."""
     names = ("accuracy", "flips", "transplants", "transplant-worst", "worst group")
-    tested = [candidate.test for candidate in result.candidates.values()]
-    known = [name for name in names if any(name in numbers for numbers in tested)]
+    known = [n for n in names if any(n in each.test for each in result.candidates.values())]
     rows = [
         (
             candidate.name,
@@ -328,12 +327,11 @@ def curves_section(curve: Curve, *, by: str) -> Section:
 
 def change_section(before: Outcome, after: Outcome, images: LabelledImages) -> Section:
     """Numbers before and after on the same `images`."""
-    from seecause.background.prune import changes
-
-    rows = [
-        (name, fixed(first), fixed(second), fixed(second - first, sign="+"), meaning(name))
-        for name, (first, second) in changes(before, after).items()
-    ]
+    rows = []
+    for name, first in before.numbers.items():
+        second = after.numbers[name]
+        change = fixed(second - first, sign="+")
+        rows.append((name, fixed(first), fixed(second), change, meaning(name)))
     heads = ", ".join(f"({layer}, {head})" for layer, head in after.heads) or "none"
     note = f"Heads removed (layer, head): {heads}. {len(images)} images of {images.name}."
     head = ("", "before", "after", "change", "what it is")
@@ -345,21 +343,19 @@ def heads_protocol(model: ImageModel, scores: HeadScores, **more: Any) -> Sectio
     options = {**scores.protocol["scored"], **more}
     assert scores.data is not None
     record = {"method": options.pop("by"), "options": options}
-    return protocol_section([{**record, **protocol(model, scores.data.images)}])
+    return protocol_section([record | protocol(model, scores.data.images)])
 
 
 def scores_rows(scores: HeadScores) -> list[dict[str, float]]:
     """One row for each scored head, the best first, and what the model is like without it."""
-    rows = []
-    for layer, head in scores.order(positive=False):
-        row = {"layer": layer, "head": head, "score": float(scores.value[layer, head])}
-        if scores.error is not None:
-            row["standard error"] = float(scores.error[layer, head])
-        for name, values in scores.after.items():
-            if name != "response":
-                row[f"{name} without it"] = float(values[layer, head])
-        rows.append(row)
-    return rows
+    columns = {"score": scores.value}
+    if scores.error is not None:
+        columns["standard error"] = scores.error
+    columns |= {f"{name} without it": v for name, v in scores.after.items() if name != "response"}
+    return [
+        {"layer": at[0], "head": at[1], **{name: float(v[at]) for name, v in columns.items()}}
+        for at in scores.order(positive=False)
+    ]
 
 
 # Discovered shortcuts.
@@ -385,11 +381,12 @@ def discover_sections(result: Discovery) -> list[Section]:
 def _finding(result: Discovery, rank: int, finding: Finding) -> Card:
     from seecause.attribution.attribute import top_answers
 
-    assert finding.trials.flipped is not None
     trial = int(finding.trials.flipped.double().argmax())  # the first that flipped
     shown = finding.trials.take(torch.tensor([trial]))
     images, recipient = result.data.images, int(shown.recipients[0])
-    pair = torch.cat([images[recipient : recipient + 1], shown.into(images)])
+    pair = torch.cat(
+        [images[recipient : recipient + 1], shown.paste(images, shown.sources, shown.recipients)]
+    )
     shots = [Shot("examples", thumbnail(example_sheet(result, finding)))]
     raw, answers = result.model.preprocess.raw(pair), top_answers(result.model, pair)
     for title, image, row in zip(("before", "with it"), raw, answers, strict=True):
@@ -467,10 +464,10 @@ def _part_card(examples: PartExamples, raw: Tensor, index: int) -> Card:
         Shot("parts", data_uri(part_image(raw, maps))),
         Shot(f"selected: {float(mask.double().mean()):.0%}", seen, answers(output.logits)),
     ]
-    base, flips = int(output.logits[index].argmax()), []
+    base, flips = int(output.logits[index].argmax()), list[str]()
     for number_, without in examples.without.items():
-        changed = int(without.logits[index].argmax()) != base
-        flips += [str(number_)] * changed
+        if changed := int(without.logits[index].argmax()) != base:
+            flips.append(str(number_))
         image = data_uri(part_image(raw, maps, removed=[number_]))
         shots.append(Shot(f"without part {number_}", image, answers(without.logits), changed))
     end = f"changes without part {', '.join(flips)}" if flips else "whichever part is removed"
@@ -523,12 +520,11 @@ def seen_pixels(raw: Tensor, mask: Tensor) -> Tensor:
 def part_sentences(examples: PartExamples) -> list[str]:
     """How many predictions change without each part."""
     predicted = examples.output.logits.argmax(dim=1)
-    changed = {
-        number_: int((without.logits.argmax(dim=1) != predicted).sum())
-        for number_, without in examples.without.items()
-    }
-    count = len(predicted)
-    return [f"part {k}: {n} of {count} predictions change without it" for k, n in changed.items()]
+    lines = []
+    for part_, without in examples.without.items():
+        changed = int((without.logits.argmax(dim=1) != predicted).sum())
+        lines.append(f"part {part_}: {changed} of {len(predicted)} predictions change without it")
+    return lines
 
 
 def known_rows(columns: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
