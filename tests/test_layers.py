@@ -15,8 +15,8 @@ import seecause
 
 ROOT = Path(seecause.__file__).parent
 LAYERS = (  # a module imports from its own row and from rows above it
-    ("errors", "options", "files", "registry", "results", "types", "_lazy", "_random", "_software"),
-    ("models", "target", "_images", "_stop"),
+    ("errors", "options", "files", "registry", "results", "_lazy", "_random", "_software"),
+    ("models", "target", "_stop"),
     ("engine", "loading"),
     ("data",),
     ("metrics",),

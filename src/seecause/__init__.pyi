@@ -6,7 +6,7 @@ from seecause.background.repair import repair as repair
 from seecause.engine.patching import Site as Site, patch as patch, run as run
 from seecause.errors import SeecauseError as SeecauseError
 from seecause.loading import load as load, wrap as wrap
-from seecause.models.dense import Box as Box, Region as Region
+from seecause.target import Box as Box, Region as Region
 
 from . import (
     background as background,

@@ -14,7 +14,7 @@ import seecause as sc
 from seecause.attribution.mosaic import MaskPlan, draw_masks
 from seecause.attribution.result import Attribution
 from seecause.errors import BadOption, NotDefined, UnknownName
-from seecause.models.dense import Region
+from seecause.target import Region
 from tests.families.dense import DENSE, tiny_dense
 from tests.helpers import hooks, near
 from tests.reference import caap as token_reference

@@ -11,8 +11,8 @@ from torch.testing import assert_close
 from seecause.engine import kernel
 from seecause.engine.attend import Bank, attend
 from seecause.lvlm.cache import with_own_text
+from seecause.models.block import At, TokenLayout
 from seecause.models.decoder import rotate
-from seecause.models.layout import At, TokenLayout
 from tests.helpers import noise
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

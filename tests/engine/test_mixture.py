@@ -8,9 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from seecause.engine.sweep import (
-    need_gradients,
-)
+from seecause.engine.trace import need_gradients
 from seecause.errors import NotDefined
 from seecause.models.block import Block
 from tests.helpers import view

@@ -145,7 +145,7 @@ def test_graphs_have_a_part_in_plain_runs_on_cuda_only(monkeypatch):
         torch.set_autocast_enabled("cuda", True)
         assert not graphs.usable((there,))
         torch.set_autocast_enabled("cuda", False)
-        monkeypatch.setattr(graphs, "recording", lambda: True)
+        monkeypatch.setattr(graphs, "is_recording", lambda: True)
         assert not graphs.usable((there,))
         monkeypatch.undo()
         monkeypatch.setenv(graphs.SWITCH, "0")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from seecause.engine import verify as probes
 from seecause.engine.verify import Probe, compare, verify
 from seecause.errors import ViewMismatch
-from seecause.models.layout import TokenLayout
+from seecause.models.block import TokenLayout
 from tests.helpers import hooks, view
 from tests.tiny import tiny
 

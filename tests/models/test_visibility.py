@@ -17,8 +17,7 @@ from seecause.engine.patching import Site
 from seecause.engine.sweep import Sweep, SweepPlan
 from seecause.engine.trace import kept_logits, kept_logits_each, record
 from seecause.engine.walk import walk
-from seecause.models.block import fused, hiding
-from seecause.models.layout import At, TokenLayout
+from seecause.models.block import At, TokenLayout, fused, hiding
 from tests.helpers import noise, view
 from tests.tiny import FAMILIES, tiny
 

@@ -33,13 +33,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from seecause.attribution.registry import EVERY_VIEW, Maps, join, method
 from seecause.engine.chunks import fit, in_chunks, plain_logits
-from seecause.engine.sweep import need_gradients
-from seecause.engine.trace import Blank, blank_image, probabilities, record
+from seecause.engine.trace import Blank, blank_image, need_gradients, probabilities, record
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
-from seecause.models.block import Block
-from seecause.models.layout import TokenLayout, pixel_cells
+from seecause.models.block import Block, TokenLayout, pixel_cells
 from seecause.models.parts import CosineHead
 from seecause.models.view import VisionModel
 from seecause.options import Count, NotNegative

@@ -48,15 +48,14 @@ from torch import Tensor
 from seecause.background.images import LabelledImages, images_of, logits_of
 from seecause.engine.chunks import run_in_chunks
 from seecause.engine.forks import gated_logits
-from seecause.engine.sweep import need_gradients
-from seecause.engine.trace import attention_probs, read_rows
+from seecause.engine.trace import attention_probs, need_gradients, read_rows
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import standard_error
 from seecause.models.base import ImageModel
+from seecause.models.block import wide, wide_dtype
 from seecause.models.view import VisionModel
 from seecause.options import Count, Positive, check_options, keyword_options, summary_of
 from seecause.registry import Registry
-from seecause.types import wide, wide_dtype
 
 Head = tuple[int, int]  # (layer, head), both from 0
 OPEN = 0.5  # a gate above this is open

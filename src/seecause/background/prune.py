@@ -57,11 +57,10 @@ from seecause.engine.trace import kept_logits
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import calibration, nll
-from seecause.models.base import ImageModel
-from seecause.models.eval_mode import in_eval_mode
+from seecause.models.base import ImageModel, in_eval_mode
+from seecause.models.block import wide
 from seecause.models.view import VisionModel
 from seecause.options import Count, Share, check_options, checked, keyword_options
-from seecause.types import wide
 
 TOGETHER = 16  # images whose versions are made at once, between two reports of progress
 

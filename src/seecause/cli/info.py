@@ -208,7 +208,7 @@ def _metrics() -> Rows:
 
 
 def _models() -> Rows:
-    from seecause.models.load import ZOO
+    from seecause.loading import ZOO
 
     cards = {path.stem: path for path in ZOO.glob("*.json")}
     cards |= {path.parent.name: path for path in ZOO.glob("*/card.json")}

@@ -121,7 +121,7 @@ class Reading(Where):
         if isinstance(options.get("size"), str):
             raise BadOption("--input", f"size={options['size']}", "size=H[,W], whole numbers")
         if self.classes is not None:
-            from seecause.models.load import read_class_names
+            from seecause.loading import read_class_names
 
             options["classes"] = read_class_names(self.classes)
         return options

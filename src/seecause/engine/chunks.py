@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from seecause._stop import may_stop
-from seecause.engine import graphs
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
@@ -45,6 +44,8 @@ class Memory:
             return self.limit
         if device.type != "cuda":
             return CPU_BUDGET
+        from seecause.engine import graphs
+
         free, _ = torch.cuda.mem_get_info(device)
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         unused = max(0, unused - graphs.pool_bytes(device))
@@ -90,6 +91,11 @@ def out_of_memory(failure: Exception) -> bool:
     return "DefaultCPUAllocator" in words or "can't allocate memory" in words
 
 
+def is_recording() -> bool:
+    """Whether this call is being recorded as a CUDA graph."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 def in_chunks(
     run: Callable[[int, int], T], total: int, size: int, *, what: str = "chunk"
 ) -> Iterator[T]:
@@ -102,7 +108,7 @@ def in_chunks(
         try:
             part = run(start, stop)
         except (RuntimeError, MemoryError) as failure:
-            if size == 1 or not out_of_memory(failure) or graphs.recording():
+            if size == 1 or not out_of_memory(failure) or is_recording():
                 raise
         else:
             yield part
@@ -112,6 +118,8 @@ def in_chunks(
         memory().halvings.append(f"{what}: {size}")
         log.warning("out of memory; %s reduced to %d", what, size)
         if torch.cuda.is_available():
+            from seecause.engine import graphs
+
             graphs.clear()
             torch.cuda.empty_cache()
 

@@ -48,6 +48,7 @@ from seecause.faithful.interventions import (
 )
 from seecause.faithful.net import IFAM, By, IFAMOutput, Intervention
 from seecause.files import mend_folder, write_json
+from seecause.loading import ZOO, only_card, read_json, saved
 from seecause.metrics.annotations import (
     Overlap,
     foreground,
@@ -57,7 +58,6 @@ from seecause.metrics.annotations import (
     part_agreement,
 )
 from seecause.metrics.statistics import GroupAccuracy, auroc, group_accuracy, in9_right
-from seecause.models.load import ZOO, only_card, read_json, saved
 from seecause.models.preprocess import Preprocess
 
 CONFIG, BEST, EVALUATION = "config.json", "best", "evaluation.json"  # files of a training run

@@ -28,7 +28,7 @@ from seecause.engine.attend import Bank, attend, attention_weights
 from seecause.engine.walk import walk
 from seecause.lvlm.cache import PrefixCache
 from seecause.lvlm.model import LVLM
-from seecause.types import wide
+from seecause.models.block import wide
 
 if TYPE_CHECKING:
     from seecause.lvlm.engine import MaskEngine

@@ -26,13 +26,13 @@ from torch import Tensor
 from seecause.engine.chunks import fit
 from seecause.errors import BadInput, BadOption
 from seecause.files import digest, write_atomic, write_json
+from seecause.loading import reading
 from seecause.lvlm.cache import run_prefix
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt
+from seecause.models.block import wide_dtype
 from seecause.models.decoder import Grid, ImageTokens
-from seecause.models.load import reading
 from seecause.options import checked
-from seecause.types import wide_dtype
 
 Size = tuple[int, int]  # height, width
 KeyValueSums = tuple[Tensor, Tensor]  # [L, Hkv, N, dh], added up over images

@@ -31,10 +31,8 @@ from seecause.engine import kernel
 from seecause.engine.attend import Bank, Mask, Part, attend, merge_pair
 from seecause.engine.walk import HasBlocks, walk
 from seecause.lvlm.prompt import Prompt
-from seecause.models.block import Block, Fn
+from seecause.models.block import At, Block, Fn, wide
 from seecause.models.decoder import SWAP, TABLE, Decoder, rotate, run, sees_all_before
-from seecause.models.layout import At
-from seecause.types import wide
 
 _HALF = (torch.float16, torch.bfloat16)
 _AMPERE = (8, 0)  # the first with the fused kernel

@@ -25,6 +25,15 @@ from seecause.engine.verify import TOLERANCE, Probe, compare, listening, need_fi
 from seecause.engine.walk import walk
 from seecause.errors import BadInput, BadOption, DataMissing, UnknownName, ViewMismatch
 from seecause.files import digest
+from seecause.loading import (
+    ZOO,
+    device_of,
+    fetched,
+    parse_device,
+    parse_dtype,
+    pretrained,
+    pretrained_model,
+)
 from seecause.lvlm import prompt as prompts
 from seecause.lvlm.cache import (
     gated_feed,
@@ -36,20 +45,10 @@ from seecause.lvlm.cache import (
 )
 from seecause.lvlm.prompt import Prompt
 from seecause.models import decoder
-from seecause.models.block import Block, chain
+from seecause.models.base import weights_key
+from seecause.models.block import Block, chain, wide_dtype
 from seecause.models.decoder import Decoder, norms_of, sees_all_before, with_deepstack
-from seecause.models.eval_mode import weights_key
-from seecause.models.load import (
-    ZOO,
-    device_of,
-    fetched,
-    parse_device,
-    parse_dtype,
-    pretrained,
-    pretrained_model,
-)
 from seecause.options import checked
-from seecause.types import wide_dtype
 
 _SAMPLED = 1024  # values of each weight that the fingerprint reads
 _SIDE = (224, 320)  # height and width of the noise image that a view is verified with

@@ -29,10 +29,10 @@ from seecause.lvlm.bank import MeanBank
 from seecause.lvlm.engine import MaskedRows
 from seecause.lvlm.fit import SOFTEN, Ablated, How, MaskCount, Sampling, estimate
 from seecause.lvlm.model import LVLM
+from seecause.models.block import wide
 from seecause.models.decoder import ImageTokens
 from seecause.options import Count, Seed, checked
 from seecause.results import Result
-from seecause.types import wide
 
 LENGTH = 24  # tokens of an answer, at most
 LEAST_SLOPES = 16  # masks at which each word is differentiated, at least

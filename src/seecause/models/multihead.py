@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
 from seecause.models import timm
-from seecause.models.block import Block, Fn, Packed, chain, packed, same
-from seecause.models.layout import TokenLayout, pair
+from seecause.models.block import Block, Fn, Packed, TokenLayout, chain, packed, pair, same
 from seecause.models.parts import Parts, TextInput, as_inputs, require_text
 from seecause.models.preprocess import Preprocess
 

@@ -29,8 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.errors import BadOption, UnsupportedModel
-from seecause.models.block import Block, Fn, chain, same
-from seecause.models.layout import TokenLayout
+from seecause.models.block import Block, Fn, TokenLayout, chain, same
 from seecause.models.preprocess import Preprocess, from_timm
 from seecause.models.view import Kind, LatentPool, Readout, VisionModel
 from seecause.registry import plugins

@@ -31,8 +31,7 @@ from torch import Tensor, nn
 
 from seecause.errors import BadOption, UnknownName, UnsupportedModel
 from seecause.models.base import Architecture, ImageModel
-from seecause.models.block import Fn, chain, same
-from seecause.models.layout import TokenLayout
+from seecause.models.block import Fn, TokenLayout, chain, same
 from seecause.models.parts import WrapOptions, head_for
 from seecause.models.preprocess import Preprocess, from_timm
 

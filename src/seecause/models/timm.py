@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
 from seecause.models.block import (
+    At,
     Block,
     Fn,
+    TokenLayout,
     apart,
     chain,
     same,
     times,
 )
-from seecause.models.layout import At, TokenLayout
 from seecause.models.parts import Parts, unwrapped
 from seecause.models.preprocess import from_timm
 from seecause.models.view import Kind, LatentPool

@@ -22,18 +22,19 @@ from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
 from seecause.models.block import (
+    At,
     Block,
     Fn,
+    TokenLayout,
     apart,
     chain,
     first_or_none,
     mix_packed,
     packed,
+    pair,
     project_packed,
     same,
 )
-from seecause.models.dense import DENSE_FAMILIES
-from seecause.models.layout import At, TokenLayout, pair
 from seecause.models.parts import (
     Parts,
     TextInput,
@@ -258,6 +259,8 @@ def find(module: Any, kind: str, *, text: TextInput | None = None) -> Parts:
 def _reading(kind: str) -> Reading:
     if kind in READINGS:
         return READINGS[kind]
+    from seecause.models.dense import DENSE_FAMILIES
+
     reasons = [why for start, why in REFUSED.items() if kind.startswith(start)]
     raise UnsupportedModel(
         f"transformers {kind}",

@@ -23,8 +23,7 @@ from torch import Tensor
 from seecause.engine.walk import walk
 from seecause.files import digest
 from seecause.models.base import Architecture, ImageModel
-from seecause.models.block import Block, Fn, fused, same
-from seecause.models.layout import At, TokenLayout, span
+from seecause.models.block import At, Block, Fn, TokenLayout, fused, same, span
 
 # words: through a language model (lvlm.classifier)
 Kind = Literal["cls", "cls+dist", "mean", "cls+mean", "latent", "words"]

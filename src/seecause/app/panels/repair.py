@@ -42,10 +42,10 @@ from seecause.data.images import to_pil
 from seecause.data.registry import open_data
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
+from seecause.models.block import wide
 from seecause.models.view import VisionModel
 from seecause.report.background import audit_lines, meaning
 from seecause.report.figures import data_uri
-from seecause.types import wide
 
 TILES = 6  # transplants on the sheet, and worst pictures
 TILE_SIDE = 144
