@@ -272,35 +272,28 @@ class Region:
 
     def framed(self, steps: Preprocess, height: int, width: int) -> Region:
         """The region of an image of height x width, in the frame of a model's preprocessing
-        `steps`; what lies outside of the frame is cut off."""
+        `steps`."""
         if self.where is None:
             return self
         if isinstance(self.where, Tensor):
-            return Region(steps.mask(self.where.cpu().numpy()), self.label)
+            return Region(steps.mask(self.where.numpy(force=True)), self.label)
         points = steps.points(torch.tensor(self.where).view(-1, 2), height, width)
-        most = points.new_tensor([steps.size[1], steps.size[0]])
-        if len(points) == 1 and not ((points >= 0) & (points < most)).all():
-            raise BadOption("region", self.where, "a place that the model sees: it was cut away")
-        ends = points.clamp(torch.zeros_like(most), most)
         if len(points) == 2:
-            ends = torch.stack([ends[0].floor(), ends[1].ceil()])
-        return Region(tuple(ends.flatten().tolist()), self.label)
+            points = torch.stack([points[0].floor(), points[1].ceil()])
+        return Region(points.flatten().tolist(), self.label)
 
     def mask(self, size: tuple[int, int]) -> Tensor:
-        """Its pixels [H, W] in a frame of `size`."""
+        """Its pixels [H, W] in a frame of `size`; what lies outside of the frame is cut off."""
         where: Any = self.where
         if isinstance(where, Tensor):
             mask = where.detach().cpu() > 0
-            if tuple(mask.shape) != tuple(size) or not mask.any():
-                shape = f"{int(mask.sum())} pixels of a mask {list(mask.shape)}"
-                raise BadOption("region", shape, f"pixels of a mask {list(size)}, at least one")
-            return mask
-        x0, y0 = (int(number) for number in where[:2])
-        x1, y1 = (int(number) for number in where[2:]) if len(where) == 4 else (x0 + 1, y0 + 1)
-        if not (0 <= x0 < x1 <= size[1] and 0 <= y0 < y1 <= size[0]):
-            inside = f"0 <= x0 < x1 <= {size[1]} and 0 <= y0 < y1 <= {size[0]}"
-            raise BadOption("region", where, f"corners in the model's frame: {inside}")
-        return rectangle((x0, y0, x1, y1), size)
+        else:
+            x0, y0, *end = map(math.floor, where)
+            mask = rectangle((x0, y0, *(end or (x0 + 1, y0 + 1))), size)
+        if tuple(mask.shape) != tuple(size) or not mask.any():
+            expected = f"at least one pixel of the {size[0]} x {size[1]} that the model sees"
+            raise BadOption("region", where, expected)
+        return mask
 
 
 def rectangle(corners: Sequence[int], size: tuple[int, int]) -> Tensor:

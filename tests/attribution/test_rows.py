@@ -145,7 +145,7 @@ def test_regions_are_corners_places_or_masks():
     whole = torch.nn.functional.interpolate(logits[None], size=(64, 96), mode="bilinear")
     classes = whole.argmax(dim=1)[0]
     assert torch.equal(largest.regions[0] == 1, classes == classes.flatten().mode().values)
-    for wrong in ("region:90,1,100,4", "region:a,b", sc.Region(mask[:3]), sc.Region(0 * mask)):
+    for wrong in ("region:97,1,100,4", "region:a,b", sc.Region(mask[:3]), sc.Region(0 * mask)):
         with pytest.raises(BadOption):
             sc.attribute(model, picture, wrong)
     with pytest.raises(NotDefined):

@@ -101,7 +101,7 @@ def differentiate(
 ) -> tuple[Target, tuple[Tensor, ...]]:
     """The target, with the predicted class filled in, and the gradients of its score with respect
     to tensors `of` the same run, which lie behind the input of block `start`."""
-    need_gradients(model, "a gradient", start=start)  # a path around a layer may bring another
+    need_gradients(model, "a gradient")  # a path around a layer may bring another
     bound = target.bind(logits.detach())
     total = bound.score(logits, score, sigmoid=model.sigmoid).sum()  # images do not see each other
     gradients: tuple[Tensor | None, ...] = (None,)

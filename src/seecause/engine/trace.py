@@ -388,35 +388,27 @@ def need_gradients(
     model: ImageModel,
     name: str,
     *,
-    start: int = 0,
     remedy: str = "Use method='caap', which takes no gradient",
 ) -> None:
-    """Refuse a model of which some part from block `start` on returns what has no gradient: a
-    residual path passes one around it, so that results would be wrong without an error. Each state
-    of the model is checked once."""
+    """Refuse a model of which some part returns what has no gradient: a residual path passes one
+    around it, so that results would be wrong without an error. Each state of the model is checked
+    once."""
     if not isinstance(model, VisionModel):
         return
     key = model.state_key()
-    known, least = model.memo.get("passes gradients", (None, 0))
-    if known == key and least <= start:
+    if model.memo.get("passes gradients") == key:
         return
     blank = blank_image(model, model.preprocess.size)
     state, at = model.embed(blank), model.at(blank)  # hooks of others may expect all rows
-    try:
-        part = part_without_gradient(model.blocks[start:], state, at)
-        with torch.enable_grad():
-            h = state.detach().clone().requires_grad_()
-            if part is None and not model.readout(h, at.layout).requires_grad:
-                part = "readout"
-    except RuntimeError as failure:
-        if "Inference tensors" not in str(failure):
-            raise
-        reason = f"weights of {model.name} were made under torch.inference_mode"
-        raise NotDefined(name, reason, remedy) from failure
+    part = part_without_gradient(model.blocks, state, at)
+    with torch.enable_grad():
+        h = state.detach().clone().requires_grad_()
+        if part is None and not model.readout(h, at.layout).requires_grad:
+            part = "readout"
     if part is not None:
         reason = f"no gradient passes the {part} of {model.name}, as in quantised layers"
         raise NotDefined(name, reason, remedy)
-    model.memo["passes gradients"] = (key, start)
+    model.memo["passes gradients"] = key
 
 
 def part_without_gradient(blocks: Sequence[Block], state: Tensor, at: At) -> str | None:

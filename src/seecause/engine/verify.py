@@ -40,7 +40,6 @@ from seecause.engine.trace import Trace, record
 from seecause.engine.walk import walk
 from seecause.errors import ViewMismatch
 from seecause.models.base import ImageModel, in_eval_mode
-from seecause.models.preprocess import first_line
 from seecause.models.view import VisionModel
 
 if TYPE_CHECKING:
@@ -90,10 +89,8 @@ def _verify_tokens(
 ) -> list[Probe]:
     try:
         tokens = model.embed(images[:1]).shape[1]
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as failure:
-        reason = f"it takes no images {list(images.shape)} ({first_line(failure)})"
+        reason = f"it takes no images {list(images.shape)}"
         remedy = "Give mean= and std= with one number for each channel, and the size= it takes"
         raise ViewMismatch("locality", "the embedding", reason, remedy) from failure
     if tokens != model.layout.tokens:

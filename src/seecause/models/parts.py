@@ -300,16 +300,11 @@ def find_parts(
             reason = f"None: {type(module).__name__} has no text tower"
             raise BadOption("tokenizer", text.tokenize, reason)
         return parts
-    reason, remedy = f"no adapter knows it (adapters: {', '.join(ADAPTERS)})", "see docs/models.md"
-    for name, part in module.named_children():
-        if type(part).__module__.split(".")[0] in ADAPTERS or hasattr(part, "view_parts"):
-            reason = f"it is no model of {', '.join(ADAPTERS)}, but holds one"
-            place = f"module.{name}"
-            remedy = (
-                f"wrap that: sc.wrap({place}), or sc.wrap({place}, head=module.HEAD, pool='cls')"
-            )
-            break
-    raise UnsupportedModel(f"{type(module).__module__}.{type(module).__name__}", reason, remedy)
+    raise UnsupportedModel(
+        f"{type(module).__module__}.{type(module).__name__}",
+        f"it is no model of {', '.join(ADAPTERS)}",
+        "if it holds one, wrap that: sc.wrap(module.PART, head=module.HEAD, pool='cls')",
+    )
 
 
 def _find(
