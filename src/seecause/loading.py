@@ -362,17 +362,10 @@ def device_of(module: nn.Module) -> torch.device:
     """Where all weights of a module lie; raises if they cannot be computed with in one place."""
     devices = {parameter.device for parameter in module.parameters()}
     quantised = any(".quantized." in type(part).__module__ for part in module.modules())
-    reason = ""
-    if quantised:
-        reason = "its layers are quantised by torch.ao, which loses gradients"
-    elif not devices:
-        reason = "it has no parameters"
-    elif torch.device("meta") in devices:
-        reason = "some of its weights are not in memory (offloaded, or not loaded)"
-    elif len(devices) > 1:
-        reason = "its weights lie on several devices"
-    if reason:
-        remedy = "load all of the plain model onto one device"
+    if quantised or len(devices) != 1 or torch.device("meta") in devices:
+        where = " and ".join(map(str, devices)) or "no device"
+        reason = f"its weights are on {where}{' and quantised by torch.ao' if quantised else ''}"
+        remedy = "load all of the plain model into the memory of one device"
         raise UnsupportedModel(type(module).__name__, reason, remedy)
     return devices.pop()
 

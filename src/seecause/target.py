@@ -91,9 +91,8 @@ class Target:
         assert self.function is not None
         scores: Any = self.function(logits)
         if getattr(scores, "shape", None) != (len(logits),):
-            shape = f"[{', '.join(map(str, getattr(scores, 'shape', ['no tensor'])))}]"
             expected = "a function of logits [M, C] that gives one number for each row, [M]"
-            raise BadOption("target", f"a function that gives {shape}", expected)
+            raise BadOption("target", self.function, expected)
         return scores
 
     def record(self, model: ImageModel) -> dict[str, Any]:

@@ -122,16 +122,6 @@ def test_many_choices_run_together_or_in_chunks():
         assert_close(kept_logits_each(model, images, keep), together, atol=1e-12, rtol=0)
 
 
-def test_an_image_without_patches_is_refused():
-    native = tiny("timm_mean")
-    model, images = view(native, check=False), pictures(native)
-    keep = torch.zeros(2, 24, dtype=torch.bool)
-    keep[1, 5] = True  # of the other one
-    for wrong in (keep, torch.ones(2, 23, dtype=torch.bool)):
-        with pytest.raises(BadOption, match="at least one patch"):
-            kept_logits(model, model.embed(images), wrong, model.layout.at())
-
-
 @torch.no_grad()
 def test_a_run_is_recorded_where_it_was_asked_for_and_can_begin_there():
     native = tiny("timm_registers")

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from seecause._stop import may_stop
-from seecause.errors import BadOption
 
 if TYPE_CHECKING:
     from seecause.models.base import ImageModel
@@ -64,8 +63,6 @@ def memory() -> Memory:
 @contextmanager
 def budget(limit: int | None = None) -> Iterator[Memory]:
     """Limit the activations of every method inside the block to about `limit` bytes."""
-    if limit is not None and not (isinstance(limit, int | float) and limit >= 1):
-        raise BadOption("memory budget", limit, "bytes above 0, or None")
     held, outer = Memory(limit), _current.get()
     token = _current.set(held)
     try:

@@ -10,7 +10,7 @@ Banked attention, every bank in one pass over its keys, no scores in memory:
                   special tokens under many masks)
 
 Text rows of a vision-language model, a few rows of thousands of copies, where a plain run spends
-its time on reading and writing the same rows: `rotate`, `gated`, `own_text` (without a derivative),
+its time on reading and writing the same rows: `rotate`, `own_text` (without a derivative),
 `soft_text` and `shared_read_slope`. They have derivatives with respect to rows and soft masks;
 weights, tables and shared keys have none.
 """
@@ -40,7 +40,6 @@ HALF_PRECISION = (torch.float16, torch.bfloat16)
 LOG2_E = 1.4426950408889634  # the attention kernels work in powers of two
 MOST_ROWS = 64  # text rows that one program holds
 SHARED_TILE = 64  # rows and keys of a tile in the backward pass of shared keys
-SIZE = 2048  # entries of a gate that one program has
 
 
 @cache
@@ -208,25 +207,16 @@ def _soft_bank(k: Tensor, v: Tensor, w: Tensor) -> list[Any]:
 
 
 def fits_rows(x: Tensor) -> bool:
-    """Whether the kernels for text rows take rows of heads [.., dh]: on CUDA in half precision."""
-    width = x.shape[-1]
-    return 32 <= width <= 256 and not width & (width - 1) and fits_states(x)
-
-
-def fits_states(x: Tensor) -> bool:
-    """Whether the kernel for gates takes states [.., D]: on CUDA in half precision, outside of a
-    compiler, which fuses the plain way."""
-    return x.dtype in HALF_PRECISION and usable(x) and not torch.compiler.is_compiling()
+    """Whether the kernels for text rows take rows of heads [.., dh]: on CUDA in half precision,
+    outside of a compiler, which fuses the plain way."""
+    width, plain = x.shape[-1], torch.compiler.is_compiling()
+    right = 32 <= width <= 256 and not width & (width - 1) and x.dtype in HALF_PRECISION
+    return right and usable(x) and not plain
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
     """Rows x [B, H, R, dh] by cosines and sines [2, R, dh], in the layout [B, R, H, dh]."""
     return _Rotated.apply(x, table)
-
-
-def gated(gate: Tensor, value: Tensor) -> Tensor:
-    """silu(gate) value, of equal shapes."""
-    return _Gated.apply(gate, value)
 
 
 def own_text(
@@ -286,27 +276,6 @@ def _rotated(x: Tensor, table: Tensor, *, back: bool = False) -> Tensor:
             x, *x.stride()[:3], out, *out.stride()[:3], table, table.stride(1), table.stride(0),
             rows, heads, HEADS=_power_of_two(heads), HALF=width // 2, BACK=back, num_warps=4,
         )  # fmt: skip
-    return out
-
-
-class _Gated(Function):
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, value: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, value)
-        return _over_entries("gated", [gate, value], 1)[0]
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Any:  # pyright: ignore
-        return tuple(_over_entries("gated_back", [*ctx.saved_tensors, slope], 2))
-
-
-def _over_entries(kernel: str, given: list[Tensor], made: int) -> list[Tensor]:
-    """Run a kernel that computes `made` tensors from others of the same shape, entry by entry."""
-    given = [x.contiguous() for x in given]
-    out = [torch.empty_like(given[0]) for _ in range(made)]
-    count = given[0].numel()
-    with device_of(given[0]):
-        getattr(triton_kernels(), kernel)[(-(-count // SIZE),)](*given, *out, count, SIZE=SIZE)
     return out
 
 

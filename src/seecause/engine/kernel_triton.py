@@ -10,7 +10,7 @@ that holds whole groups.
     dw = sum over heads of ds,   dq = scale ds k;   of a row's own group also dk = scale ds' q and
     dv = p' do
 
-Text rows of a vision-language model (`rotated`, `text_rows`, `shared_read_back`, `gated` and their
+Text rows of a vision-language model (`rotated`, `text_rows`, `shared_read_back` and their
 backward passes): few rows and thousands of copies. With g the gradient of an output, p
 probabilities, own what a row reads of its own text, seen and blind what it read of the image and
 of the average:
@@ -543,30 +543,3 @@ def shared_read_back(
         dq += tl.dot(d_scores, k, input_precision="ieee" if EXACT else "tf32")
     at = dq_ptr + head * dq_h + rows[:, None] * dq_r + lanes[None, :]
     tl.store(at, (dq * scale).to(dq_ptr.dtype.element_ty), mask=real[:, None])
-
-
-@triton.jit
-def gated(gate_ptr, value_ptr, out_ptr, count, SIZE: tl.constexpr):
-    """silu(gate), rounded, times value."""
-    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    real = at < count
-    gate = tl.load(gate_ptr + at, mask=real, other=0.0).to(tl.float32)
-    value = tl.load(value_ptr + at, mask=real, other=0.0).to(tl.float32)
-    kind = out_ptr.dtype.element_ty
-    gate = (gate / (1 + tl.exp(-gate))).to(kind)
-    tl.store(out_ptr + at, (gate.to(tl.float32) * value).to(kind), mask=real)
-
-
-@triton.jit
-def gated_back(gate_ptr, value_ptr, slope_ptr, d_gate_ptr, d_value_ptr, count, SIZE: tl.constexpr):
-    """Slopes of gate and value."""
-    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    real = at < count
-    gate = tl.load(gate_ptr + at, mask=real, other=0.0).to(tl.float32)
-    value = tl.load(value_ptr + at, mask=real, other=0.0).to(tl.float32)
-    slope = tl.load(slope_ptr + at, mask=real, other=0.0).to(tl.float32)
-    kind = d_gate_ptr.dtype.element_ty
-    share = 1 / (1 + tl.exp(-gate))
-    d_gate = slope * value * share * (1 + gate * (1 - share))
-    tl.store(d_gate_ptr + at, d_gate.to(kind), mask=real)
-    tl.store(d_value_ptr + at, (slope * gate * share).to(kind), mask=real)

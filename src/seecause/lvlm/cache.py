@@ -105,19 +105,6 @@ def norm_of_rows(native: Any) -> Fn:
     return run if hasattr(native, "variance_epsilon") else native
 
 
-def gated_feed(native: Any) -> Fn:
-    """A native MLP whose hidden layer is gated, gate and product in one kernel where there is
-    one."""
-
-    def run(x: Tensor) -> Tensor:
-        if not kernel.fits_states(x):
-            return native(x)
-        return native.down_proj(kernel.gated(native.gate_proj(x), native.up_proj(x)))
-
-    parts = all(hasattr(native, f"{name}_proj") for name in ("gate", "up", "down"))
-    return run if parts and type(native.act_fn).__name__ in ("SiLU", "SiLUActivation") else native
-
-
 def with_own_text(
     q: Tensor,
     k: Tensor,

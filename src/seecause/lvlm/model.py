@@ -36,7 +36,6 @@ from seecause.loading import (
 )
 from seecause.lvlm import prompt as prompts
 from seecause.lvlm.cache import (
-    gated_feed,
     norm_of_rows,
     read_shared,
     rotate_rows,
@@ -299,7 +298,7 @@ def wrap(
         _, before, behind = norms_of(native)
         block.rotate = partial(rotate_rows, table=table)
         block.norm = norm_of_rows(native.input_layernorm)
-        block.feed = chain(norm_of_rows(before), gated_feed(native.mlp), behind)
+        block.feed = chain(norm_of_rows(before), native.mlp, behind)
     if check:
         verify(view, None if inputs is None else view.read(inputs))
     return view

@@ -220,17 +220,17 @@ class Parts:
                 "pass head= (a matrix [classes, width] or a module)",
             )
         kind, layout = options.pool or self.pool, self.layout_at(*(self.size or self.patch))
-        present: dict[Kind, bool] = {
-            "cls": layout.class_index is not None,
-            "cls+dist": layout.distill_index is not None,
-            "mean": True,
-            "cls+mean": layout.class_index is not None,
-            "latent": self.latent is not None,
+        needs: dict[Kind, Any] = {
+            "cls": layout.class_index,
+            "cls+dist": layout.distill_index,
+            "mean": layout,
+            "cls+mean": layout.class_index,
+            "latent": self.latent,
         }
-        if options.head is None:  # the module's own classifier reads one pooling
-            present = {known: known == self.pool for known in present}
-        readable = [known for known, there in present.items() if there]
-        if kind not in readable:
+        readable = [known for known, part in needs.items() if part is not None]
+        if options.head is None and self.pool is not None:
+            readable = [self.pool]  # the module's own classifier reads one pooling
+        if kind is None or kind not in readable:
             how = f"{' or '.join(readable)}, which this model's tokens can be read by"
             raise BadOption("pool", kind, f"{how}; other pools need head=")
         return kind

@@ -75,9 +75,7 @@ def tower_of(module: nn.Module) -> Any:
 
 def blocks_of(tower: nn.Module) -> list[Block]:
     """Every block of a tower, in order. The first list of modules in a tower is its stack."""
-    stack = next((part for part in tower.modules() if isinstance(part, nn.ModuleList)), None)
-    if stack is None:
-        raise UnsupportedModel(f"transformers {type(tower).__name__}", "it has no list of blocks")
+    stack = next(part for part in tower.modules() if isinstance(part, nn.ModuleList))
     rope = getattr(tower, "rope_embeddings", None)
     rotate = None if rope is None else partial(_rotate, rope)
     return [_block(native, f"blocks.{i}", rotate) for i, native in enumerate(stack)]
