@@ -904,7 +904,7 @@ def class_names_of(classes: ClassNames | None) -> tuple[str, ...] | None:
     if isinstance(classes, str | Path):
         return read_class_names(classes)
     names = tuple(classes)
-    if isinstance(classes, Mapping) or not all(isinstance(name, str) for name in names):
+    if not all(isinstance(name, str) for name in names):
         raise BadOption("classes", classes, "names in the order of the outputs, or a file of them")
     return names
 

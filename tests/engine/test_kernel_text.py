@@ -108,7 +108,7 @@ def test_soft_masks_of_own_text_have_the_plain_values_and_slopes(dtype, share, s
         return read(q, k, v, picture, average, choose, scale=0.3)
 
     def fast(*leaves):
-        return run(kernel.soft_text, *leaves)
+        return run(kernel.own_text, *leaves)
 
     def plain(*leaves):
         return run(with_own_text, *leaves)

@@ -10,9 +10,8 @@ Banked attention, every bank in one pass over its keys, no scores in memory:
                   special tokens under many masks)
 
 Text rows of a vision-language model, a few rows of thousands of copies, where a plain run spends
-its time on reading and writing the same rows: `rotate`, `own_text` (without a derivative),
-`soft_text` and `shared_read_slope`. They have derivatives with respect to rows and soft masks;
-weights, tables and shared keys have none.
+its time on reading and writing the same rows: `rotate`, `own_text` and `shared_read_slope`. They
+have derivatives with respect to rows and masks; weights, tables and shared keys have none.
 """
 
 from __future__ import annotations
@@ -223,18 +222,9 @@ def own_text(
     q: Tensor, k: Tensor, v: Tensor, image: Part, average: Part, choose: Tensor, *, scale: float
 ) -> Tensor:
     """Rows q [1|B, H, R, dh] over their own k, v [1|B, Hkv, R, dh], looking back, merged with what
-    they saw of the image where `choose` [1|B, R, H], or else of the average, [1|B, R, H, dh] each:
-    [B, R, H, dh]."""
-    flags = choose.contiguous().view(torch.uint8)
-    return _text_rows((q, k, v, *image, *average, flags), scale, hard=True)
-
-
-def soft_text(
-    q: Tensor, k: Tensor, v: Tensor, image: Part, average: Part, choose: Tensor, *, scale: float
-) -> Tensor:
-    """`own_text` for a soft `choose` [1|B, R, H] in float32, the share of the image; the rest is
-    the average's. Differentiable in everything."""
-    return _SoftText.apply(q, k, v, *image, *average, choose, scale)
+    they saw of the image, as much as `choose` [1|B, R, H] says, and for the rest of the average,
+    [1|B, R, H, dh] each: [B, R, H, dh]. Differentiable in everything."""
+    return _OwnText.apply(q, k, v, *image, *average, choose.float(), scale)
 
 
 def shared_read_slope(
@@ -279,12 +269,20 @@ def _rotated(x: Tensor, table: Tensor, *, back: bool = False) -> Tensor:
     return out
 
 
-class _SoftText(Function):
+class _OwnText(Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         *tensors, ctx.scale = arguments
         ctx.save_for_backward(*tensors)
-        return _text_rows(tensors, ctx.scale, hard=False)
+        q, k = tensors[:2]
+        batch, (_, heads, rows, width) = max(map(len, tensors)), q.shape
+        out = torch.empty(batch, rows, heads, width, dtype=q.dtype, device=q.device)
+        with device_of(q):
+            triton_kernels().text_rows[(heads, batch)](
+                *_all_strided((*tensors, out)), rows, ctx.scale,
+                **_text_shape(rows, heads, k, width),
+            )  # fmt: skip
+        return out
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Any:  # pyright: ignore
@@ -302,19 +300,6 @@ class _SoftText(Function):
         by_head = [x.transpose(1, 2) for x in (dq, dk, dv)]
         # autograd itself adds up the gradients of what served all copies
         return *by_head, d_seen, d_seen_lse, d_blind, d_blind_lse, d_choose, None
-
-
-def _text_rows(tensors: Sequence[Tensor], scale: float, *, hard: bool) -> Tensor:
-    """The kernel over q, k, v, both parts and `choose`: [B, R, H, dh]."""
-    q, k = tensors[:2]
-    batch, (_, heads, rows, width) = max(map(len, tensors)), q.shape
-    out = torch.empty(batch, rows, heads, width, dtype=q.dtype, device=q.device)
-    with device_of(q):
-        triton_kernels().text_rows[(heads, batch)](
-            *_all_strided((*tensors, out)), rows, scale,
-            HARD=hard, **_text_shape(rows, heads, k, width),
-        )  # fmt: skip
-    return out
 
 
 def _text_shape(rows: int, heads: int, k: Tensor, width: int) -> dict[str, Any]:

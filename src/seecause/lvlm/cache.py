@@ -120,10 +120,7 @@ def with_own_text(
     as in `read_own`; one kernel where there is one."""
     few = q.shape[2] == k.shape[2] <= kernel.MOST_ROWS and keep is None
     if few and kernel.fits_rows(q):
-        if choose.dtype == torch.float32:
-            return kernel.soft_text(q, k, v, image, average, choose, scale=scale)
-        if not kernel.has_slope(q, k, v):
-            return kernel.own_text(q, k, v, image, average, choose, scale=scale)
+        return kernel.own_text(q, k, v, image, average, choose, scale=scale)
     return blend(read_own(q, k, v, scale=scale, keep=keep), image, average, choose)
 
 

@@ -174,13 +174,11 @@ class ImageModel:
         is enough if only one class has it."""
         if isinstance(name, str) and name not in self.classes and re.fullmatch("-?[0-9]+", name):
             name = int(name)
-        index = whole_number(name)
-        if index is not None:
+        if not isinstance(name, str):
+            index = operator.index(name)
             if not 0 <= index < self.n_classes:
                 raise BadOption("class index", index, f"0 to {self.n_classes - 1}")
             return index
-        if not isinstance(name, str):
-            raise BadOption("class", name, "a name or a whole number")
         wanted, folded = name.casefold(), [c.casefold() for c in self.classes]
         having = [i for i, known in enumerate(folded) if known == wanted]
         if not having:
@@ -319,16 +317,6 @@ def weights_key(tensors: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
 
 
 # ---------------------------------------------------------------- names, versions, digests
-
-
-def whole_number(value: Any) -> int | None:
-    """A whole number of any library; None for anything else, True and False too."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
 
 
 def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:

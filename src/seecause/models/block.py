@@ -318,18 +318,9 @@ def apart(q: Fn, k: Fn, v: Fn, head_dim: int) -> Project:
     return project
 
 
-def packed(attention: Any, where: str) -> dict[str, Any]:
+def packed(attention: Any) -> dict[str, Any]:
     """What a `Block` needs of `nn.MultiheadAttention` and its relatives. That never calls its
-    output projection as a module, so hooks there never fire; weights are read at each call. Refuses
-    the rare options that add keys or change the order of axes."""
-    extra = getattr(attention, "bias_k", None) is not None or getattr(
-        attention, "add_zero_attn", False
-    )
-    if attention.in_proj_weight is None or extra or not getattr(attention, "batch_first", True):
-        raise UnsupportedModel(
-            f"{type(attention).__name__} ({where})",
-            "only packed, batch-first attention without extra keys is split",
-        )
+    output projection as a module, so hooks there never fire; weights are read at each call."""
     return {
         "heads": attention.num_heads,
         "head_dim": attention.head_dim,

@@ -231,8 +231,8 @@ class Film(Preprocess):
         if len(image) < self.frames:
             read = f"this model reads {self.frames}"
             raise BadImage(f"a film of {len(image)} frames", read, "give a longer film")
-        places, frame = even_places(len(image), self.frames), self.frame
-        return self._folded(torch.cat([frame(image[place]) for place in places])[None])
+        places, frame = np.linspace(0, len(image) - 1, self.frames).round(), self.frame
+        return self._folded(torch.cat([frame(image[int(place)]) for place in places])[None])
 
     def unpacked(self, value: Any) -> Any:
         """Frames [B, T, 3, H, W] as the processor returns them, or one film as a list of images, as
@@ -497,11 +497,6 @@ def read_image(path: str | Path) -> Image.Image:
     """One image as RGB: turned as its EXIF data says, transparency on white, the first frame of an
     animation."""
     return _open_image(path, lambda image: as_rgb(str(path), image))
-
-
-def even_places(total: int, count: int) -> list[int]:
-    """`count` evenly spaced indices below `total`, the first and the last among them."""
-    return [round(place * (total - 1) / max(1, count - 1)) for place in range(count)]
 
 
 def decode_image(content: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Image.Image:

@@ -207,8 +207,6 @@ def _head(module: Any, distilled: bool) -> Fn | None:
 
 def _latent(pool: Any) -> LatentPool:
     shape = (pool.num_heads, pool.head_dim)
-    if pool.pos_embed is not None:
-        raise UnsupportedModel("timm AttentionPoolLatent", "its positional embedding is not split")
 
     def query() -> Tensor:
         return pool.q_norm(pool.q(pool.latent).unflatten(-1, shape).transpose(1, 2))

@@ -150,7 +150,7 @@ def latent_pool(pool: Any) -> LatentPool:
         x = mix_packed(attention, o.flatten(2))
         return (x + pool.mlp(pool.layernorm(x)))[:, 0]
 
-    return LatentPool(packed(attention, "pool")["scale"], query, kv, finish)
+    return LatentPool(packed(attention)["scale"], query, kv, finish)
 
 
 @dataclass(frozen=True)
