@@ -288,9 +288,6 @@ def load(
     with reading(Path(name)) if Path(name).is_dir() else nullcontext():
         model = wrap(source.module, name=spec, **wrap_options)
     model.random_weights, model.origin = weights == "random", source.origin
-    if model.extra is not None:
-        model.extra.eval()
-    need_names(model)
     return model
 
 

@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -72,6 +73,30 @@ def test_on_a_cpu_the_function_is_called():
     for _ in range(3):
         assert_close(run(images), model(images), rtol=0, atol=0)
     assert run.calls == 3
+
+
+def test_graphs_have_a_part_in_plain_runs_on_cuda_only(monkeypatch):
+    there, here = SimpleNamespace(is_cuda=True), SimpleNamespace(is_cuda=False)
+    with torch.no_grad():
+        assert graphs.usable((there, there))
+        assert not graphs.usable((there, here)) and not graphs.usable(())
+        with graphs.without_graphs():
+            with graphs.without_graphs():
+                pass
+            assert not graphs.usable((there,))
+        assert graphs.usable((there,))  # and again behind it
+        torch.set_autocast_enabled("cuda", True)
+        assert not graphs.usable((there,))
+        torch.set_autocast_enabled("cuda", False)
+        monkeypatch.setattr(graphs, "is_recording", lambda: True)
+        assert not graphs.usable((there,))
+        monkeypatch.undo()
+        monkeypatch.setenv(graphs.SWITCH, "0")
+        assert not graphs.usable((there,))
+        monkeypatch.undo()
+    assert not graphs.usable((there,))
+    with torch.inference_mode():
+        assert not graphs.usable((there,))
 
 
 @needs_gpu

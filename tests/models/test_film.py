@@ -3,8 +3,6 @@ the library's own processor makes of them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -17,8 +15,7 @@ from seecause.attribution.caap import make_plan, sweep
 from seecause.attribution.result import Attribution
 from seecause.engine.sweep import selection
 from seecause.engine.trace import blank_image
-from seecause.engine.verify import verify
-from seecause.errors import BadImage, NotDefined, ViewMismatch
+from seecause.errors import BadImage, NotDefined
 from seecause.models.preprocess import Film, Preprocess, from_record
 from tests.families.film import FRAMES, SIDE, as_frames, videomae
 from tests.helpers import noise
@@ -72,13 +69,6 @@ def test_caap_equals_the_slow_twin(tiny, tail):
         assert (slow.amax(dim=0) - slow.amin(dim=0)).max() > 1e-3
     maps = sc.attribute(model, images, 2, tail=tail, score="logit").maps
     assert_close(maps, fast[..., 2].unflatten(1, CELLS), atol=1e-12, rtol=0)
-
-
-def test_a_wrong_layout_is_refused(tiny):
-    _, model, _ = tiny
-    swapped = replace(model.layout, grid=model.layout.grid[::-1])
-    with pytest.raises(ViewMismatch, match="locality"):
-        verify(replace(model, memo={}, layout_at=lambda high, wide: swapped))
 
 
 def test_results_are_saved_drawn_and_measured(tiny, tmp_path):

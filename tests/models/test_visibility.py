@@ -11,7 +11,6 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.background.heads import gates_without
-from seecause.engine.attend import Bank, attend
 from seecause.engine.forks import fork, logits_of_sets
 from seecause.engine.patching import Site
 from seecause.engine.sweep import Sweep, SweepPlan
@@ -47,25 +46,6 @@ def test_hidden_keys_are_not_there(family):
     expected = block.finish(h, fused(q, k, v, block.scale, seen), gate)
     assert_close(out, expected, **EXACT)
     assert not torch.allclose(expected, block(h, at, gate))
-
-
-@torch.no_grad()
-def test_visibility_goes_with_the_keys_into_another_run():
-    model = view(tiny("timm_eva_registers"), check=False)
-    block, at, tokens = model.blocks[0], model.layout.at(), model.layout.tokens
-    mine, other = noise(1, tokens, 24), noise(1, tokens, 24, seed=1)
-    hidden = noise(1, tokens, 1, seed=2) > 0
-    seeing = hiding(block)
-    q, _, _ = seeing.qkv(mine, knowing(at, torch.zeros_like(hidden)))
-    _, k, v = seeing.qkv(other, knowing(at, hidden))
-    o, _ = attend(q, [Bank(k, v)], scale=block.scale)
-
-    seen = ~hidden[0, :, 0]
-    q, _, _ = block.qkv(mine, at)
-    _, k, v = block.qkv(other, at)
-    assert_close(
-        o[..., : block.head_dim], fused(q, k[:, :, seen], v[:, :, seen], block.scale), **EXACT
-    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

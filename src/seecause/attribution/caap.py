@@ -360,7 +360,7 @@ def caap_staged(
 
     The default stage is the one at two thirds of the depth.
     """
-    stage = stage or model.cells
+    stage = str(stage or model.cells)
     chosen = selection(model.check(images).grid, select)
     size = (images.shape[-2], images.shape[-1])
     empty = blank_image(model, size, blank, seed=seed, count=len(images))

@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -419,7 +419,7 @@ def interactions(
             plan = make_plan(model, model.check(images), tail=None, layers=None)
             put_in = partial(sweep, model, plan=plan)
         elif model.architecture == "staged":
-            put_in = partial(sweep_features, model, stage=model.cells)
+            put_in = partial(sweep_features, model, stage=cast(Any, model).cells)
         else:
             reason = f"a model of architecture {model.architecture!r} has no class row to patch"
             raise NotDefined("interactions", reason, "Use a classifier, or sc.evidence")

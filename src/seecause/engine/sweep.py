@@ -35,7 +35,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -203,9 +203,6 @@ def selection(grid: tuple[int, ...], select: Select | Tensor = "box1") -> Tensor
             expected = f"bool [{n}, {n}] for a {' x '.join(map(str, grid))} grid"
             raise BadOption("select", f"tensor {list(select.shape)}", expected)
         return select.bool().cpu()
-    if select not in get_args(Select):
-        names = ", ".join(get_args(Select))
-        raise BadOption("select", select, f"one of {names}, or a bool tensor [N, N]")
     return _around(grid, select)
 
 

@@ -103,6 +103,17 @@ class TokenLayout:
         """`layout_at` of images that are cut into cells of so many pixels."""
         return lambda height, width: TokenLayout((height // cell[0], width // cell[1]), prefix=0)
 
+    @staticmethod
+    def of_special(grid: tuple[int, int], special: int, registers: int = 0) -> TokenLayout:
+        """A layout whose `special` tokens (class, distillation) and then registers come first."""
+        return TokenLayout(
+            grid,
+            prefix=special + registers,
+            class_index=0 if special else None,
+            distill_index=1 if special > 1 else None,
+            registers=tuple(range(special, special + registers)),
+        )
+
     def at(self, device: torch.device | str = "cpu") -> At:
         """The positions of the whole sequence, in order."""
         return At(torch.arange(self.tokens, device=device), self)

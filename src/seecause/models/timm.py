@@ -90,16 +90,8 @@ def _layout(module: Any, distilled: bool, dynamic: bool, height: int, width: int
     grid = (
         (height // patch[0], width // patch[1]) if dynamic else tuple(module.patch_embed.grid_size)
     )
-    prefix = int(module.num_prefix_tokens)
-    has_class = getattr(module, "cls_token", None) is not None
-    special = int(has_class) + int(distilled)
-    return TokenLayout(
-        grid=grid,
-        prefix=prefix,
-        class_index=0 if has_class else None,
-        distill_index=1 if distilled else None,
-        registers=tuple(range(special, prefix)),
-    )
+    special = int(getattr(module, "cls_token", None) is not None) + int(distilled)
+    return TokenLayout.of_special(grid, special, module.num_prefix_tokens - special)
 
 
 def _block(native: Any, name: str, rotate: Callable[[Tensor, At], Tensor] | None) -> Block:

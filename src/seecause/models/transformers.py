@@ -268,17 +268,11 @@ def _reading(kind: str) -> Reading:
 
 
 def _layout(embeddings: Any, patch: tuple[int, int], height: int, width: int) -> TokenLayout:
-    has_class = any(hasattr(embeddings, name) for name in ("cls_token", "class_embedding"))
-    distilled = hasattr(embeddings, "distillation_token")
-    special = int(has_class) + int(distilled)
+    special = ("cls_token", "class_embedding", "distillation_token")  # one has either of the first
     registers = embeddings.register_tokens.shape[1] if hasattr(embeddings, "register_tokens") else 0
-    return TokenLayout(
-        grid=(height // patch[0], width // patch[1]),
-        prefix=special + registers,
-        class_index=0 if has_class else None,
-        distill_index=1 if distilled else None,
-        registers=tuple(range(special, special + registers)),
-    )
+    grid = (height // patch[0], width // patch[1])
+    count = sum(hasattr(embeddings, name) for name in special)
+    return TokenLayout.of_special(grid, count, registers)
 
 
 def _resize(embeddings: Any, size: tuple[int, int], images: Tensor) -> dict[str, Any]:
