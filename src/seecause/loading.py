@@ -40,7 +40,13 @@ from seecause.errors import (
     UnknownName,
     UnsupportedModel,
 )
-from seecause.models.base import ImageModel, eval_mode
+from seecause.models.base import (
+    ImageModel,
+    device_of,
+    eval_mode,
+    parse_device,
+    parse_dtype,
+)
 from seecause.models.block import slice_heads
 from seecause.models.parts import (
     TEMPLATES,
@@ -336,35 +342,6 @@ def open_source(
     if library == "open_clip":
         return _open_clip(name, weights, size)
     return _transformers(name, weights, size)
-
-
-def parse_device(device: str | torch.device | None) -> torch.device | None:
-    """A device that torch can use here, by name."""
-    try:
-        return None if device is None else torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, NotImplementedError):
-        expected = "cpu, or cuda or cuda:N where torch can use such a GPU"
-        raise BadOption("device", str(device), expected) from None
-
-
-def parse_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """A floating-point dtype, by name."""
-    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
-        raise BadOption("dtype", dtype, "float32, bfloat16, float16 or float64")
-    return kind
-
-
-def device_of(module: nn.Module) -> torch.device:
-    """Where all weights of a module lie; raises if they cannot be computed with in one place."""
-    devices = {parameter.device for parameter in module.parameters()}
-    quantised = any(".quantized." in type(part).__module__ for part in module.modules())
-    if quantised or len(devices) != 1 or torch.device("meta") in devices:
-        where = " and ".join(map(str, devices)) or "no device"
-        reason = f"its weights are on {where}{' and quantised by torch.ao' if quantised else ''}"
-        remedy = "load all of the plain model into the memory of one device"
-        raise UnsupportedModel(type(module).__name__, reason, remedy)
-    return devices.pop()
 
 
 def fetched(

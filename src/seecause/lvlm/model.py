@@ -25,15 +25,7 @@ from seecause.engine.verify import TOLERANCE, Probe, compare, listening, need_fi
 from seecause.engine.walk import walk
 from seecause.errors import BadInput, BadOption, DataMissing, UnknownName, ViewMismatch
 from seecause.files import digest
-from seecause.loading import (
-    ZOO,
-    device_of,
-    fetched,
-    parse_device,
-    parse_dtype,
-    pretrained,
-    pretrained_model,
-)
+from seecause.loading import ZOO, fetched, pretrained, pretrained_model
 from seecause.lvlm import prompt as prompts
 from seecause.lvlm.cache import (
     norm_of_rows,
@@ -44,7 +36,7 @@ from seecause.lvlm.cache import (
 )
 from seecause.lvlm.prompt import Prompt
 from seecause.models import decoder
-from seecause.models.base import weights_key
+from seecause.models.base import device_of, parse_device, parse_dtype, weights_key
 from seecause.models.block import Block, chain, wide_dtype
 from seecause.models.decoder import Decoder, norms_of, sees_all_before, with_deepstack
 from seecause.options import checked
