@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from seecause.engine.chunks import machine
-from seecause.models.block import Block
-from seecause.models.layout import At
+from seecause.models.block import At, Block
 
 WARM_UPS, REPEATS = 3, 10
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from seecause.models.base import ImageModel
-from seecause.models.layout import TokenLayout
+from seecause.models.block import TokenLayout
 from seecause.models.preprocess import Preprocess
 from tests.helpers import noise
 

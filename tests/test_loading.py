@@ -13,7 +13,7 @@ from torchvision.models import get_model_weights
 import seecause as sc
 from seecause.data.imagenet import imagenet_classes
 from seecause.errors import BadImage, BadOption, UnknownName
-from seecause.models.load import open_source
+from seecause.loading import open_source
 from tests.families.native import HALF
 from tests.tiny import scramble
 

@@ -1,40 +1,69 @@
-"""`sc.wrap` and `sc.load`: from a module or a name to a verified view."""
+"""`sc.wrap` and `sc.load`: from a module, a name, a file or a folder to a verified view.
+
+Libraries fetch and read their own weights. Checkpoints of trainings are read by timm's loader with
+`weights_only=True`: no code in a file runs. Weights are never random unless asked for, and a
+damaged or missing file is one `DataMissing` that names it.
+
+Folders of `background.export` hold a card (`seecause.json`) beside weights:
+
+    zeroed   the library's own checkpoint; the card adds class names, preprocessing and a head that
+             is not part of the native module, if there is one
+    sliced   smaller weights; the module is built whole, loses the same heads, and is then filled
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import importlib
+import json
+import logging
+import re
+import textwrap
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from seecause.engine.verify import verify
-from seecause.errors import BadOption, NotDefined, UnknownName
-from seecause.models.base import ImageModel
-from seecause.models.eval_mode import eval_mode
-from seecause.models.load import (
-    ClassNames,
-    Source,
-    class_names_of,
+from seecause.errors import (
+    BadOption,
+    DataMissing,
+    MissingExtra,
+    NotDefined,
+    SeecauseError,
+    UnknownName,
+    UnsupportedModel,
+)
+from seecause.models.base import (
+    ImageModel,
     device_of,
-    open_source,
+    eval_mode,
     parse_device,
     parse_dtype,
-    reading,
 )
+from seecause.models.block import slice_heads
 from seecause.models.parts import (
     TEMPLATES,
     CosineHead,
     Parts,
     TextInput,
+    UnitLinear,
     WrapOptions,
     find_parts,
     native_model,
 )
-from seecause.models.preprocess import Preprocess, height_and_width
+from seecause.models.preprocess import (
+    Preprocess,
+    height_and_width,
+    one_frame,
+    preprocess_from_processor,
+)
 from seecause.models.view import Kind, VisionModel
 from seecause.registry import plugins
 
@@ -42,7 +71,18 @@ if TYPE_CHECKING:
     from seecause.models.dense import DenseModel
     from seecause.models.staged import StagedModel
 
+log = logging.getLogger(__name__)
+ZOO = Path(__file__).parent / "critters" / "checkpoints"  # what `builtin:` names
+# classes of this package, by the module whose `from_card` builds them
+BUILDERS = {"IFAM": "seecause.faithful.net", "PlantedViT": "seecause.critters.planted"}
+CARD = "seecause.json"
+PLAIN, SLICED, HEAD = "model.safetensors", "sliced.safetensors", "head.safetensors"
+ADAPTER = "adapter_config.json"  # of PEFT
+# modules of timm whose models take images of any size
+ANY_SIZE = ("resnet", "densenet", "vgg", "convnext")
 LIBRARIES = ("builtin", "timm", "hf", "torchvision", "open_clip")
+# names in the order of the outputs; one text is the path of a file
+ClassNames = Sequence[str] | str | Path
 
 
 def wrap(
@@ -254,7 +294,602 @@ def load(
     with reading(Path(name)) if Path(name).is_dir() else nullcontext():
         model = wrap(source.module, name=spec, **wrap_options)
     model.random_weights, model.origin = weights == "random", source.origin
-    if model.extra is not None:
-        model.extra.eval()
-    need_names(model)
     return model
+
+
+# ---------------------------------------------------------------- native modules by name
+
+
+@dataclass
+class Source:
+    """A native module, options of `wrap` that its source tells, and how its library builds it."""
+
+    module: nn.Module
+    wrap_options: dict[str, Any] = field(default_factory=dict)
+    origin: dict[str, Any] = field(default_factory=dict)
+
+
+def open_source(
+    library: str,
+    name: str,
+    *,
+    weights: str | Path | None = None,
+    size: tuple[int, int] | None = None,
+) -> Source:
+    """The native module behind `library:name`, where `library` may be "path"."""
+    path = Path(name)
+    if weights is not None and (library == "builtin" or (library == "path" and path.is_dir())):
+        raise BadOption("weights", weights, "no value: this model has its own")
+    if weights not in (None, "random") and (Path(str(weights)) / ADAPTER).is_file():
+        if library != "hf":
+            raise BadOption("weights", weights, "an adapter for a model of transformers (hf:NAME)")
+        return _adapter(Path(str(weights)), name, size)
+    if library == "path" and path.is_dir():
+        return _folder(path, size)
+    if library == "path":
+        reason = "a file of weights does not say which model it is of"
+        remedy = f"name the architecture: --model timm:NAME --weights {path}"
+        raise DataMissing(str(path), reason, remedy)
+    if library == "builtin":
+        if (ZOO / name / "config.json").is_file():
+            raise _language_model(f"builtin:{name}")
+        source = saved(ZOO, name, kind="builtin model")
+        return Source(source.module, {**source.wrap_options, "size": size}, source.origin)
+    if library == "timm":
+        return _timm(name, weights, size)
+    if library == "torchvision":
+        return _torchvision(name, weights, size)
+    if library == "open_clip":
+        return _open_clip(name, weights, size)
+    return _transformers(name, weights, size)
+
+
+def fetched(
+    what: str,
+    fetch: Callable[[], Any],
+    remedy: str = "pass weights=PATH (--weights PATH), or 'random' to use random ones",
+) -> Any:
+    """What a library's own loader returns; its failure is raised as `DataMissing`."""
+    try:
+        return fetch()
+    except (OSError, RuntimeError, ValueError, ImportError) as failure:
+        raise DataMissing(what, f"fetching failed ({_reason(failure, 600)})", remedy) from failure
+
+
+@contextmanager
+def reading(folder: Path, *files: str, writer: str = "its library") -> Iterator[None]:
+    """Report a missing or damaged file in the block as one `DataMissing`.
+
+    Args:
+        folder: What is being read.
+        *files: Names of files that must be in the folder.
+        writer: What wrote the folder, for the error.
+    """
+    if not all((folder / name).is_file() for name in files):
+        absent = f"no {' and '.join(files)} there"
+        raise DataMissing(str(folder), absent, f"give a folder that {writer} wrote")
+    try:
+        yield
+    except SeecauseError:
+        raise
+    except Exception as damage:  # other libraries raise anything on a damaged file
+        reason = f"{' or '.join(files) or 'it'} is damaged ({_reason(damage, 200)})"
+        raise DataMissing(str(folder), reason, f"give it intact, as {writer} wrote it") from damage
+
+
+def _reason(failure: Exception, longest: int) -> str:
+    return textwrap.shorten(f"{type(failure).__name__}: {failure}", longest, placeholder=" ...")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A card or config: an object of JSON."""
+    with reading(path):
+        card = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(card, dict):
+            raise ValueError(f"it holds a {type(card).__name__}, not an object")
+        return card
+
+
+# ---------------------------------------------------------------- files and folders
+
+
+def _folder(folder: Path, size: tuple[int, int] | None) -> Source:
+    """The model in a folder, whichever library wrote it."""
+    if (folder / CARD).is_file():
+        with reading(folder):
+            return _exported(read_json(folder / CARD), folder)
+    if (folder / ADAPTER).is_file():
+        return _adapter(folder, None, size)
+    if (folder / "config.json").is_file():
+        config = read_json(folder / "config.json")
+        if "architecture" in config and "model_type" not in config:
+            return _timm_folder(folder, config, size)
+        return _transformers(str(folder), None, size)
+    if _cards(folder):
+        return saved(folder, only_card(folder).stem)
+    below = sorted(str(path.name) for path in folder.iterdir())
+    reason = f"no config.json and no model of this package there, but {_few(below) or 'nothing'}"
+    remedy = (
+        "give a folder that timm, transformers, PEFT or this package wrote; for a file of weights"
+        " name the architecture: --model timm:NAME --weights FILE"
+    )
+    raise DataMissing(str(folder), reason, remedy)
+
+
+def saved(folder: Path, name: str, *, kind: str = "saved model") -> Source:
+    """A model that this package wrote: NAME.json (architecture, classes, normalisation) and
+    NAME.safetensors."""
+    path = folder / f"{name}.json"
+    if not path.is_file():
+        known = [card.stem for card in folder.glob("*.json")]
+        raise UnknownName(kind, name, known + [c.parent.name for c in folder.glob("*/config.json")])
+    with reading(path):
+        card, state = read_json(path), read_checkpoint(path.with_suffix(".safetensors"))
+        architecture = card["architecture"]
+        builder = BUILDERS.get(architecture["class"])
+        if builder is not None:
+            return importlib.import_module(builder).from_card(card, state, name)
+        origin = {"library": "timm", **architecture}
+        module = build_native(origin)
+        fill(module, state, name)
+        return Source(module, {key: card[key] for key in ("classes", "mean", "std")}, origin)
+
+
+def only_card(folder: Path) -> Path:
+    """The card of the one model that this package wrote to a folder."""
+    cards = _cards(folder)
+    if len(cards) != 1:
+        found = f"{len(cards)} models (NAME.json beside NAME.safetensors) and no config.json there"
+        raise DataMissing(str(folder), found, "give a folder with one model")
+    return cards[0]
+
+
+def _cards(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*.json") if path.with_suffix(".safetensors").is_file()]
+
+
+def _exported(card: dict[str, Any], folder: Path) -> Source:
+    """What `background.export` wrote."""
+    origin = card["origin"]
+    if not origin:
+        remedy = "build it, load model.safetensors into it, and pass it to sc.wrap"
+        raise DataMissing(str(folder), "its card does not say how the module is built", remedy)
+    if card["form"] == "zeroed" and origin["library"] == "transformers":
+        module = pretrained_model(_model_class(origin["class"]), folder)
+    else:
+        module, kept = build_native(origin, folder), card["kept"] or []
+        for place, keep in zip(card["blocks"] if kept else (), kept, strict=True):
+            if keep is not None:
+                slice_heads(module.get_submodule(place), keep)
+        file = SLICED if card["form"] == "sliced" else PLAIN
+        fill(module, read_checkpoint(folder / file), str(folder))
+        origin = {**origin, "kept": kept} if kept else origin
+    options: dict[str, Any] = {
+        "preprocess": Preprocess(**card["preprocess"]),
+        "classes": card["classes"],
+        "sigmoid": card["sigmoid"],
+    }
+    if card["head"] is not None:
+        options |= {"head": _head(card["head"], folder), "pool": card["pool"]}
+    if card["templates"]:
+        options["templates"] = card["templates"]
+        if (folder / "tokenizer_config.json").is_file():
+            from transformers import AutoTokenizer
+
+            options["tokenizer"] = pretrained(AutoTokenizer, folder)
+        elif origin["library"] == "open_clip":
+            import open_clip
+
+            options["tokenizer"] = open_clip.get_tokenizer(origin["name"])
+    return Source(module, options, origin)
+
+
+def _head(card: dict[str, Any], folder: Path) -> nn.Module:
+    state = read_checkpoint(folder / HEAD)
+    if card["kind"] == "cosine":
+        return CosineHead(state["matrix"], scale=card["scale"])
+    kind = UnitLinear if card["kind"] == "unit-linear" else nn.Linear
+    head = kind(state["weight"].shape[1], state["weight"].shape[0], bias="bias" in state)
+    head.load_state_dict(state)
+    return head
+
+
+def build_native(origin: dict[str, Any], folder: Path | None = None) -> Any:
+    """The whole module with random weights, from a `Source.origin`. A model of transformers has its
+    configuration in `origin`, or in the folder."""
+    library, name = origin["library"], origin.get("name", "")
+    if library == "transformers":
+        import transformers
+
+        kind = _model_class(origin["class"])
+        if folder is None:
+            return kind(kind.config_class.from_dict(origin["config"]))
+        return kind(pretrained(transformers.AutoConfig, folder))
+    if library == "torchvision":
+        from torchvision import models
+
+        return models.get_model(name, weights=None, **origin["options"])
+    if library == "open_clip":
+        import open_clip
+
+        _need_known("open_clip model", name, open_clip.list_models())
+        return open_clip.create_model(name, pretrained=None)
+    if library == "seecause":
+        from seecause.critters.planted import PlantedViT
+
+        return PlantedViT(**origin["arguments"])
+    if "arguments" in origin:
+        from timm.models.vision_transformer import VisionTransformer
+
+        return VisionTransformer(**origin["arguments"])
+    import timm
+
+    _need_known("timm model", name, timm.list_models())
+    return timm.create_model(name, pretrained=False, **origin["options"])
+
+
+def _model_class(name: str) -> Any:
+    """A model class of transformers; a card may not name anything else."""
+    import transformers
+
+    kind = getattr(transformers, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        raise UnknownName("model class of transformers", str(name), ())
+    return kind
+
+
+def _need_known(kind: str, name: str, known: Sequence[str]) -> None:
+    """Refuse the address of a hub: a card may name only models that the library builds itself."""
+    if str(name).partition(".")[0] not in known:
+        raise UnknownName(kind, str(name), known)
+
+
+# ---------------------------------------------------------------- timm
+
+
+def _timm(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
+    import timm
+
+    bare = name.partition(".")[0]
+    if not timm.is_model(bare):
+        raise UnknownName("timm model", name, timm.list_models())
+    options, state = _timm_size(bare, size), chosen_checkpoint(weights)
+    options |= class_count(state, "head", "head.fc", "fc", "classifier")
+    module = fetched(
+        f"timm:{name}", lambda: timm.create_model(name, pretrained=weights is None, **options)
+    )
+    if state:
+        fill(module, state, str(weights))
+    count = module.num_classes
+    origin = {"library": "timm", "name": name, "options": {**options, "num_classes": count}}
+    return Source(module, {"size": size, "classes": imagenet_names(count)}, origin)
+
+
+def _timm_folder(folder: Path, card: dict[str, Any], size: tuple[int, int] | None) -> Source:
+    """What timm's `save_for_hf` and `push_to_hf_hub` wrote."""
+    import timm
+
+    name = str(card["architecture"])
+    _need_known("timm model", name, timm.list_models())
+    options = _timm_size(name, size)
+    with reading(folder):
+        module = timm.create_model(f"local-dir:{folder}", pretrained=True, **options)
+    options |= {**card.get("model_args", {}), "num_classes": module.num_classes}
+    words = card.get("label_descriptions") or {}
+    classes = [words.get(name, name) for name in card.get("label_names") or ()]
+    origin = {"library": "timm", "name": name, "options": options}
+    return Source(module, {"size": size, "classes": classes}, origin)
+
+
+def _timm_size(name: str, size: tuple[int, int] | None) -> dict[str, Any]:
+    """The option that builds a model of timm for images of a size; convolutional networks take
+    any."""
+    import timm
+
+    if size is None or timm.models.is_model_in_modules(name, ANY_SIZE):
+        return {}
+    return {"img_size": size}
+
+
+def imagenet_names(count: int) -> tuple[str, ...]:
+    """Class names of ImageNet-1k, from timm; empty for other numbers of classes."""
+    if count != 1000:
+        return ()
+    from timm.data import ImageNetInfo
+
+    return tuple(map(ImageNetInfo().index_to_description, range(1000)))
+
+
+# ---------------------------------------------------------------- torchvision and open_clip
+
+
+def _torchvision(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
+    from torchvision import models
+
+    known = models.list_models(module=models)  # classifiers of images alone
+    if name not in known:
+        raise UnknownName("torchvision classifier", name, known)
+    default: Any = getattr(models.get_model_weights(name), "DEFAULT")  # noqa: B009  an enum's own
+    state = chosen_checkpoint(weights)
+    options: dict[str, Any] = class_count(state, "heads.head", "fc", "classifier", "classifier.6")
+    if size is not None and name.startswith("vit_"):
+        if size[0] != size[1]:
+            raise BadOption("size", size, "a square: torchvision's vision transformers are square")
+        options["image_size"] = size[0]
+    module = fetched(
+        f"torchvision:{name}",
+        lambda: models.get_model(name, weights=default if weights is None else None, **options),
+    )
+    if state:
+        fill(module, state, str(weights))
+    names = () if "num_classes" in options else default.meta["categories"]
+    steps = default.transforms()
+    side = steps.crop_size[0]
+    frame = Preprocess(
+        size or (side, side),
+        steps.mean,
+        steps.std,
+        side / steps.resize_size[0],
+        filter=steps.interpolation.value,
+    )
+    wrap_options = {"preprocess": frame, "classes": tuple(names)}
+    origin = {"library": "torchvision", "name": name, "options": options}
+    return Source(module, wrap_options, origin)
+
+
+def _open_clip(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
+    try:
+        import open_clip
+    except ImportError:
+        raise MissingExtra("open_clip", "clip") from None
+    if size is not None:
+        raise BadOption("size", size, "no value: open_clip models have their own")
+    arch, _, tag = name.partition("/")
+    if arch not in open_clip.list_models():
+        raise UnknownName("open_clip model", arch, open_clip.list_models())
+    pretrained = (tag or None) if weights is None else str(weights)
+    if weights == "random":
+        pretrained = None
+    elif pretrained is None:
+        raise DataMissing(
+            f"open_clip:{name}",
+            "no pretrained tag",
+            f"Write open_clip:{arch}/TAG, or pass weights=",
+        )
+    module = fetched(
+        f"open_clip:{name}", lambda: open_clip.create_model(arch, pretrained=pretrained)
+    )
+    origin = {"library": "open_clip", "name": arch}
+    return Source(module, {"tokenizer": open_clip.get_tokenizer(arch)}, origin)
+
+
+# ---------------------------------------------------------------- transformers and PEFT
+
+TASKS = ("Classification", "Detection", "Segmentation")  # ends of classes that predict
+_UNREAD = re.compile(r"(^|\.)(pooler|mask_token)(\.|$)")  # no prediction is read through these
+
+
+def pretrained(loader: Any, where: str | Path, **options: Any) -> Any:
+    """`loader.from_pretrained` that never runs code of a repository."""
+    return loader.from_pretrained(where, trust_remote_code=False, **options)
+
+
+def pretrained_model(loader: Any, where: str | Path, *, labels: int = 0, **options: Any) -> Any:
+    """`loader.from_pretrained` of a model; weights that the checkpoint lacks are an error. Only the
+    classifier may be new, of so many `labels`, where an adapter brings its weights."""
+    if labels:
+        options |= {"num_labels": labels, "ignore_mismatched_sizes": True}
+    module, info = pretrained(loader, where, output_loading_info=True, **options)
+    mismatched = [entry[0] for entry in info.get("mismatched_keys") or ()]
+    new = ("classifier.",) if labels else ()
+    absent = sorted(
+        name
+        for name in [*info["missing_keys"], *mismatched]
+        if not _UNREAD.search(name) and not name.startswith(new)
+    )
+    if absent:
+        lacking = f"the checkpoint lacks {_few(absent)}"
+        raise DataMissing(str(where), lacking, "give a checkpoint of the whole model")
+    return module
+
+
+def _language_model(name: str) -> UnsupportedModel:
+    reason = "this is a vision-language model, not a classifier"
+    return UnsupportedModel(name, reason, "use sc.lvlm.load, or `seecause lvlm`")
+
+
+def _transformers(
+    name: str, weights: str | Path | None, size: tuple[int, int] | None, *, labels: int = 0
+) -> Source:
+    """A model of transformers; with `labels`, a classifier of so many classes."""
+    import transformers
+
+    where = name if weights in (None, "random") else str(weights)
+    folder, what = Path(where), f"hf:{name}"
+    if folder.is_file() or (where.startswith((".", "/", "~")) and not folder.is_dir()):
+        raise DataMissing(what, f"{where} is no folder", "give a folder that transformers wrote")
+    with reading(folder):
+        config = fetched(what, lambda: pretrained(transformers.AutoConfig, where))
+        kinds = [kind for kind in config.architectures or () if isinstance(kind, str)]
+        kind = next((kind for kind in kinds if kind.endswith(TASKS)), "")
+        if hasattr(config, "vision_config") and "ForConditionalGeneration" in str(kinds):
+            raise _language_model(what)
+        loader: Any = _model_class(kind) if kind else transformers.AutoModel
+        if labels:
+            loader = transformers.AutoModelForImageClassification
+        if weights == "random":
+            module = loader(config) if kind else loader.from_config(config)
+        else:
+            module = fetched(what, lambda: pretrained_model(loader, where, labels=labels))
+        if module.dtype in (torch.float16, torch.bfloat16):
+            module = module.float()  # `load` narrows it again where dtype= asks for it
+        options: dict[str, Any] = {"size": size}
+        if config.model_type != "timm_wrapper":  # its config says more than a processor
+            options |= _processor(where, rows=kind.endswith(("Detection", "Segmentation")))
+        if hasattr(config, "text_config") and not kind:
+            tokenizer = transformers.AutoTokenizer
+            options["tokenizer"] = fetched(what, lambda: pretrained(tokenizer, where))
+    return Source(module, options)
+
+
+def _processor(where: str, *, rows: bool) -> dict[str, Any]:
+    """The preprocessing beside a model; where there is none, `wrap` asks for it."""
+    from transformers import AutoImageProcessor
+
+    try:
+        config = pretrained(AutoImageProcessor, where).to_dict()
+    except (OSError, ValueError):
+        return {}
+    return {"preprocess": preprocess_from_processor(config | (one_frame(config) if rows else {}))}
+
+
+def _adapter(folder: Path, name: str | None, size: tuple[int, int] | None) -> Source:
+    """A model of transformers with the adapter of a PEFT folder merged into it; without a `name`,
+    the folder names the model."""
+    try:
+        import peft
+    except ImportError:
+        raise MissingExtra("peft", "adapters") from None
+    name = name or read_json(folder / ADAPTER).get("base_model_name_or_path")
+    if not name:
+        remedy = f"name it: --model hf:NAME --weights {folder}"
+        raise DataMissing(str(folder), "the adapter does not name its base model", remedy)
+    state = read_checkpoint(folder / "adapter_model.safetensors")
+    count = class_count(state, "classifier", "classifier.modules_to_save")
+    source = _transformers(name, None, size, labels=count.get("num_classes", 0))
+    with reading(folder, writer="PEFT"):
+        adapted = peft.PeftModel.from_pretrained(source.module, str(folder))
+        source.module = adapted.merge_and_unload()
+    return source
+
+
+# ---------------------------------------------------------------- checkpoints of trainings
+
+LOSSES = ("criterion", "loss", "optim", "metric")  # how parts begin that no prediction needs
+
+
+class _Inert:
+    """Stands for a class in a file that is no tensor, such as Lightning's hyper-parameters: an
+    ordered dictionary, which torch fills with the object's items and attributes."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        return OrderedDict()
+
+
+class _Nothing:
+    """Stands for numpy's arrays and scalars, whose state is no dictionary."""
+
+    def __init__(self, *args: Any):
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def chosen_checkpoint(weights: str | Path | None) -> dict[str, Tensor]:
+    """What `read_checkpoint` returns for an option `weights`; nothing for pretrained and random
+    weights."""
+    return {} if weights in (None, "random") else read_checkpoint(Path(str(weights)))
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """Named weights in a safetensors or torch file, as timm reads it (averaged weights first, then
+    `state_dict` or `model`), or in the one file of a folder."""
+    whole = (path / name for name in ("model.safetensors", "pytorch_model.bin"))
+    path = next(filter(Path.is_file, whole), path)
+    if not path.is_file():
+        reason = "no model.safetensors there" if path.is_dir() else "the file does not exist"
+        raise DataMissing(str(path), reason, "give the path of a .safetensors or torch file")
+    from timm.models import load_state_dict
+
+    with reading(path, writer="the training"):
+        foreign = (
+            torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            if zipfile.is_zipfile(path)
+            else ()
+        )
+        inert = [(_Nothing if name.startswith("numpy") else _Inert, name) for name in foreign]
+        with torch.serialization.safe_globals(cast(Any, inert)):
+            content = load_state_dict(str(path), weights_only=True)
+    named = content.items() if isinstance(content, Mapping) else ()
+    state = {str(n).replace("_orig_mod.", ""): v for n, v in named if isinstance(v, Tensor)}
+    if not state:
+        reason = f"it holds a {type(content).__name__} without named weights"
+        raise DataMissing(str(path), reason, "save torch.save(model.state_dict(), PATH)")
+    return state
+
+
+def class_count(state: Mapping[str, Tensor], *heads: str) -> dict[str, int]:
+    """Rows of the classifier, a module called like one of `heads`, as the option `num_classes`."""
+    for head in heads:
+        named = [name for name in state if f".{name}".endswith(f".{head}.weight")]
+        if named:
+            return {"num_classes": len(state[min(named, key=len)])}
+    return {}
+
+
+def fill(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    """Load weights into a module, or raise `DataMissing` with what does not fit.
+
+    A prefix that a wrapper put in front of all names is removed (`module.`, `model.`), and the
+    weights of losses beside the model are ignored.
+
+    Args:
+        module: The module to fill.
+        state: Named weights.
+        source: The file, for errors.
+    """
+    prefix = _prefix(state, module.state_dict(), source)
+    beside = [name for name in state if not name.startswith(prefix) and name.startswith(LOSSES)]
+    fitting = {name.removeprefix(prefix): v for name, v in state.items() if name not in beside}
+    try:
+        module.load_state_dict(fitting)
+    except RuntimeError as misfit:
+        remedy = "give the weights of this architecture"
+        if "pos_embed" in str(misfit):
+            remedy += ", or the size they are for: size= (--input size=H,W)"
+        reason = f"the file does not fit ({_reason(misfit, 600)})"
+        raise DataMissing(source, reason, remedy) from None
+    if beside:
+        log.warning("%s: weights beside the model are not used (%s)", source, _few(beside))
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def _prefix(state: Mapping[str, Tensor], own: Mapping[str, Tensor], source: str) -> str:
+    """What stands in a checkpoint before the names of the module; two models in it are refused."""
+    longest = max(own, key=len)
+    found = [name.removesuffix(longest) for name in state if f".{name}".endswith(f".{longest}")]
+    if len(found) > 1:
+        listed = " and ".join(f"{prefix}*" for prefix in found)
+        raise DataMissing(source, f"it holds several models: {listed}", "save one of them alone")
+    return found[0] if found else ""
+
+
+# ---------------------------------------------------------------- class names
+
+
+def class_names_of(classes: ClassNames | None) -> tuple[str, ...] | None:
+    """Names in the order of the outputs, from the option `classes`."""
+    if classes is None:
+        return None
+    if isinstance(classes, str | Path):
+        return read_class_names(classes)
+    names = tuple(classes)
+    if not all(isinstance(name, str) for name in names):
+        raise BadOption("classes", classes, "names in the order of the outputs, or a file of them")
+    return names
+
+
+def read_class_names(path: str | Path) -> tuple[str, ...]:
+    """Names in a file: one a line, or a JSON list."""
+    with reading(Path(path), writer="a text editor"):
+        text = Path(path).read_text(encoding="utf-8-sig")
+        lines = json.loads(text) if text.lstrip().startswith("[") else text.splitlines()
+        names = tuple(filter(None, map(str.strip, lines)))
+    if not names:
+        remedy = "give a list, or a file with one name a line or a JSON list"
+        raise DataMissing(str(path), "it holds no class names", remedy)
+    return names

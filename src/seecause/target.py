@@ -1,7 +1,20 @@
-"""What is explained: a class, a contrast of two classes, or any function of the logits."""
+"""What is explained: a class, a contrast of two classes, any function of the logits; or a row of a
+detector or a segmentation model.
+
+A target names a row. Pixels are those of the model's frame, the size that `preprocess` gives:
+
+    Box(3)                          query 3 and its best class                  box:3
+    Box(3, label="cat")             query 3 and the class cat                   box:3:cat
+    Box(label="cat")                the box with the highest score for cat      box:cat
+    Region((10, 20, 60, 80))        x from 10 to 60, y from 20 to 80, and       region:10,20,60,80
+                                    the class of most of these pixels
+    Region((30, 40), label="sky")   one pixel and a class                       region:30,40:sky
+    Region(mask)                    any pixels [H, W]
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
@@ -11,8 +24,8 @@ from torch import Tensor
 
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
-from seecause.models.dense import parse_row
-from seecause.types import wide
+from seecause.models.block import wide
+from seecause.models.preprocess import Preprocess
 
 Score = Literal["prob", "logprob", "logit"]
 # None, int, str, a tensor, array or list [B], a pair, or a callable on logits [M, C] -> [M]
@@ -78,9 +91,8 @@ class Target:
         assert self.function is not None
         scores: Any = self.function(logits)
         if getattr(scores, "shape", None) != (len(logits),):
-            shape = f"[{', '.join(map(str, getattr(scores, 'shape', ['no tensor'])))}]"
             expected = "a function of logits [M, C] that gives one number for each row, [M]"
-            raise BadOption("target", f"a function that gives {shape}", expected)
+            raise BadOption("target", self.function, expected)
         return scores
 
     def record(self, model: ImageModel) -> dict[str, Any]:
@@ -188,3 +200,112 @@ def pick(values: Tensor, classes: Tensor) -> Tensor:
         classes.to(values.device).view(-1, *[1] * (values.ndim - 1)).expand(*values.shape[:-1], 1)
     )
     return values.gather(-1, index)[..., 0]
+
+
+# ---------------------------------------------------------------- rows
+
+
+@dataclass(frozen=True)
+class Box:
+    """One box of a detector, as the target of `sc.attribute`.
+
+    Args:
+        index: The number of the query; None for the one with the highest score.
+        label: The class whose score is explained; None for the best class of the box.
+
+    Example:
+        >>> Box.parse("box:3:cat")
+        Box(index=3, label='cat')
+    """
+
+    index: int | None = None
+    label: str | int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Box:
+        """`box:INDEX`, `box:INDEX:CLASS`, `box:CLASS`."""
+        _, first, *rest = text.split(":", 2)
+        if not first.isdigit():
+            return cls(label=":".join([first, *rest]))
+        return cls(int(first), label=rest[0] if rest else None)
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Pixels of the image, as the target of `sc.attribute`.
+
+    Args:
+        where: Corners (x0, y0, x1, y1), one place (x, y), a mask [H, W], or None for the pixels of
+            the largest class.
+        label: The class whose score is explained; None for the class of most of these pixels.
+
+    Example:
+        >>> Region.parse("region:10,20,60,80:sky").where
+        (10.0, 20.0, 60.0, 80.0)
+    """
+
+    where: Sequence[float] | Tensor | None = None
+    label: str | int | None = None
+
+    def __post_init__(self) -> None:
+        where: Any = self.where
+        if where is None:
+            return
+        if getattr(where, "ndim", 1) == 2:  # a mask, of torch or numpy
+            object.__setattr__(self, "where", torch.as_tensor(where))
+            return
+        numbers = tuple(float(number) for number in where)
+        if len(numbers) not in (2, 4) or not all(map(math.isfinite, numbers)):
+            raise BadOption("region", where, "(x, y), (x0, y0, x1, y1) or a mask [H, W]")
+        object.__setattr__(self, "where", numbers)
+
+    @classmethod
+    def parse(cls, text: str) -> Region:
+        """`region:X,Y`, `region:X0,Y0,X1,Y1`, each with `:CLASS` or without."""
+        _, corners, *rest = text.split(":", 2)
+        try:
+            where = tuple(float(number) for number in corners.split(","))
+        except ValueError:
+            raise BadOption("region", corners, "X,Y or X0,Y0,X1,Y1 in pixels") from None
+        return cls(where, rest[0] if rest else None)
+
+    def framed(self, steps: Preprocess, height: int, width: int) -> Region:
+        """The region of an image of height x width, in the frame of a model's preprocessing
+        `steps`."""
+        if self.where is None:
+            return self
+        if isinstance(self.where, Tensor):
+            return Region(steps.mask(self.where.numpy(force=True)), self.label)
+        points = steps.points(torch.tensor(self.where).view(-1, 2), height, width)
+        if len(points) == 2:
+            points = torch.stack([points[0].floor(), points[1].ceil()])
+        return Region(points.flatten().tolist(), self.label)
+
+    def mask(self, size: tuple[int, int]) -> Tensor:
+        """Its pixels [H, W] in a frame of `size`; what lies outside of the frame is cut off."""
+        where: Any = self.where
+        if isinstance(where, Tensor):
+            mask = where.detach().cpu() > 0
+        else:
+            x0, y0, *end = map(math.floor, where)
+            mask = rectangle((x0, y0, *(end or (x0 + 1, y0 + 1))), size)
+        if tuple(mask.shape) != tuple(size) or not mask.any():
+            expected = f"at least one pixel of the {size[0]} x {size[1]} that the model sees"
+            raise BadOption("region", where, expected)
+        return mask
+
+
+def rectangle(corners: Sequence[int], size: tuple[int, int]) -> Tensor:
+    """The pixels [H, W] of a box x0, y0, x1, y1, cut to the frame; a box outside of it has none."""
+    x0, y0, x1, y1 = (max(0, corner) for corner in corners)
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[y0:y1, x0:x1] = True
+    return mask
+
+
+def parse_row(spec: Any) -> Box | Region | None:
+    """The row that a target names; None where it names none."""
+    for kind, start in ((Box, "box:"), (Region, "region:")):
+        if isinstance(spec, str) and spec.startswith(start):
+            return kind.parse(spec)
+    return spec if isinstance(spec, Box | Region) else None

@@ -14,7 +14,7 @@ import seecause as sc
 from seecause.attribution.mosaic import MaskPlan, draw_masks
 from seecause.attribution.result import Attribution
 from seecause.errors import BadOption, NotDefined, UnknownName
-from seecause.models.dense import Region
+from seecause.target import Region
 from tests.families.dense import DENSE, tiny_dense
 from tests.helpers import hooks, near
 from tests.reference import caap as token_reference
@@ -145,7 +145,7 @@ def test_regions_are_corners_places_or_masks():
     whole = torch.nn.functional.interpolate(logits[None], size=(64, 96), mode="bilinear")
     classes = whole.argmax(dim=1)[0]
     assert torch.equal(largest.regions[0] == 1, classes == classes.flatten().mode().values)
-    for wrong in ("region:90,1,100,4", "region:a,b", sc.Region(mask[:3]), sc.Region(0 * mask)):
+    for wrong in ("region:97,1,100,4", "region:a,b", sc.Region(mask[:3]), sc.Region(0 * mask)):
         with pytest.raises(BadOption):
             sc.attribute(model, picture, wrong)
     with pytest.raises(NotDefined):

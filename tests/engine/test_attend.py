@@ -17,11 +17,9 @@ from seecause.engine.attend import (
     Mask,
     Own,
     attend,
-    attention_weights,
     merge,
     merge_pair,
 )
-from seecause.engine.trace import weigh
 from tests.reference.attend import one_softmax
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -226,11 +224,3 @@ def test_a_pair_is_merged_like_any_parts():
     pair = merge_pair((outputs[0], lses[0]), (outputs[1], lses[1]))
     assert_close(pair, merge(outputs, lses)[0], atol=1e-14, rtol=0)
     assert torch.equal(pair[0, 0], outputs[0][0, 0])
-
-
-def test_heads_that_share_keys_share_values_too():
-    q, k, v = draw(2, 4, 3, 8), draw(2, 2, 5, 8, seed=1), draw(2, 2, 5, 8, seed=2)
-    probs = attention_weights(q, Bank(k, v), scale=0.5)
-    each = [probs[:, head] @ v[:, head // 2] for head in range(4)]
-    assert_close(weigh(probs, v), torch.stack(each, dim=2), atol=1e-12, rtol=0)
-    assert_close(weigh(probs, v), attend(q, [Bank(k, v)], scale=0.5)[0], atol=1e-12, rtol=0)

@@ -11,8 +11,8 @@ from torch.testing import assert_close
 from seecause.engine import kernel
 from seecause.engine.attend import Bank, attend
 from seecause.lvlm.cache import with_own_text
+from seecause.models.block import At, TokenLayout
 from seecause.models.decoder import rotate
-from seecause.models.layout import At, TokenLayout
 from tests.helpers import noise
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -66,13 +66,6 @@ def test_own_text_and_what_was_seen_equal_the_plain_way(dtype, share, shared):
     assert_close(fast.float(), expected.expand_as(fast), atol=CLOSE[dtype], rtol=0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_gate_of_states_equals_the_plain_one(dtype):
-    gate, value = (rows_of(dtype, 3, 7, 130, seed=seed)[..., 1:] for seed in (1, 2))
-    expected = torch.nn.functional.silu(gate.float()) * value.float()
-    assert_close(kernel.gated(gate, value).float(), expected, atol=CLOSE[dtype], rtol=1e-2)
-
-
 def assert_same_slopes(fast, plain, leaves, dtype):
     """Of a kernel and of the plain way in float32: what comes out, and its slope in every leaf."""
     results = []
@@ -87,17 +80,13 @@ def assert_same_slopes(fast, plain, leaves, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_slopes_of_a_rotation_and_a_gate_equal_the_plain_ones(dtype):
+def test_slopes_of_a_rotation_equal_the_plain_ones(dtype):
     table = rows_of(dtype, 2, 5, 32, seed=2)  # no rotation at all: halves have sines of their own
     layout = TokenLayout(grid=(0, 0), prefix=5)
     at = At(torch.arange(5, device=DEVICE), layout, {"rope": table.float()})
     x = rows_of(dtype, 3, 5, 6, 32, seed=1).transpose(1, 2)
     assert_same_slopes(
         lambda x: kernel.rotate(x, table), lambda x: rotate(x, at), [x], dtype
-    )  # fmt: skip
-    gates = [rows_of(dtype, 3, 7, 130, seed=seed)[..., 1:] for seed in (5, 6)]
-    assert_same_slopes(
-        kernel.gated, lambda g, v: torch.nn.functional.silu(g) * v, gates, dtype
     )  # fmt: skip
 
 
@@ -119,7 +108,7 @@ def test_soft_masks_of_own_text_have_the_plain_values_and_slopes(dtype, share, s
         return read(q, k, v, picture, average, choose, scale=0.3)
 
     def fast(*leaves):
-        return run(kernel.soft_text, *leaves)
+        return run(kernel.own_text, *leaves)
 
     def plain(*leaves):
         return run(with_own_text, *leaves)
@@ -153,4 +142,4 @@ def test_only_half_precision_on_a_gpu():
     assert [kernel.fits_rows(there(width)) for width in (16, 32, 48, 256, 512)] == [
         False, True, False, True, False,
     ]  # fmt: skip
-    assert kernel.fits_states(there(48)) and not kernel.fits_states(there(48, torch.float32))
+    assert not kernel.fits_rows(there(32, torch.float32))

@@ -103,6 +103,5 @@ def test_any_matrix_may_be_a_selection_and_nothing_else_is():
     mine = torch.zeros(12, 12)
     mine[8, 3], mine[2, 0] = 0.25, -1
     assert selection((3, 4), mine).nonzero().tolist() == [[2, 0], [8, 3]]
-    for wrong, words in ((mine[:3], r"\[12, 12\] for a 3 x 4 grid"), ("box3", "box1, box2")):
-        with pytest.raises(BadOption, match=words):
-            selection((3, 4), wrong)
+    with pytest.raises(BadOption, match=r"\[12, 12\] for a 3 x 4 grid"):
+        selection((3, 4), mine[:3])

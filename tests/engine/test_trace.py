@@ -22,7 +22,7 @@ from seecause.engine.trace import (
 )
 from seecause.errors import BadOption
 from tests.helpers import noise, view
-from tests.tiny import FAMILIES, pictures, tiny
+from tests.tiny import pictures, tiny
 
 
 def some_patches(batch: int, patches: int, *, seed: int = 0) -> torch.Tensor:
@@ -31,18 +31,6 @@ def some_patches(batch: int, patches: int, *, seed: int = 0) -> torch.Tensor:
     keep[:, 3] = True
     assert len(set(keep.sum(dim=1).tolist())) > 1
     return keep
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@torch.no_grad()
-def test_everything_kept_gives_the_plain_answer(family):
-    native = tiny(family)
-    model, images = view(native, check=False), pictures(native)
-    layout = model.check(images)
-    kept = kept_logits(
-        model, model.embed(images), torch.ones(2, layout.n_patches, dtype=torch.bool), layout.at()
-    )
-    assert_close(kept, model(images), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -120,16 +108,6 @@ def test_many_choices_run_together_or_in_chunks():
     )
     with budget(1):
         assert_close(kept_logits_each(model, images, keep), together, atol=1e-12, rtol=0)
-
-
-def test_an_image_without_patches_is_refused():
-    native = tiny("timm_mean")
-    model, images = view(native, check=False), pictures(native)
-    keep = torch.zeros(2, 24, dtype=torch.bool)
-    keep[1, 5] = True  # of the other one
-    for wrong in (keep, torch.ones(2, 23, dtype=torch.bool)):
-        with pytest.raises(BadOption, match="at least one patch"):
-            kept_logits(model, model.embed(images), wrong, model.layout.at())
 
 
 @torch.no_grad()

@@ -139,9 +139,3 @@ def test_gradients_flow_through_what_is_read_and_what_is_set(run):
         step.o = step.o * scale
     slopes = torch.autograd.grad(steps.h.square().sum(), [scale, *seen])
     assert all(bool(slope.abs().sum() > 0) for slope in slopes)
-
-
-def test_a_finished_step_holds_nothing(run):
-    model, _, h, at = run
-    steps = [step for step in walk(model, h, at) if step.o is not None]
-    assert not any(torch.is_tensor(part) for step in steps for part in vars(step).values())

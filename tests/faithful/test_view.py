@@ -34,7 +34,7 @@ def test_a_view_answers_like_the_network(stages):
 def test_a_wrong_view_is_refused(broken, monkeypatch):
     import seecause.faithful.stages as stages
     import seecause.models.block as visibility
-    from seecause.models.layout import At
+    from seecause.models.block import At
 
     if broken == "a key lane":
         monkeypatch.setattr(visibility, "HIDDEN", 0.0)

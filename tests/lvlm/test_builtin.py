@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 import seecause as sc
-from seecause.models.load import ZOO
+from seecause.loading import ZOO
 from tools.critters import card, find_recipe
 from tools.critters.llava import ENOUGH, evaluate
 from tools.critters.llava_model import Teacher, make_words

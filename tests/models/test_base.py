@@ -44,7 +44,6 @@ def test_a_class_has_names_and_a_number(model, name, index):
         ("--3", UnknownName, "class '--3' not found"),
         ("²", UnknownName, "class '²' not found"),
         ("tabby, tabby", UnknownName, "Did you mean tabby, tabby cat"),
-        (1.0, BadOption, "a name or a whole number"),
     ],
 )
 def test_what_is_no_class_is_refused_in_words(model, name, error, words):

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from seecause.errors import UnsupportedModel
 from seecause.models.block import fused, mix_packed, packed, project_packed
 from tests.helpers import noise
 
@@ -18,7 +17,7 @@ def test_packed_attention_is_split_as_torch_runs_it(bias):
     attention = nn.MultiheadAttention(6, 2, bias=bias, batch_first=True, dtype=torch.float64)
     for weight in attention.parameters():
         weight.copy_(noise(*weight.shape, seed=weight.ndim))
-    x, parts = noise(2, 5, 6), packed(attention, "here")
+    x, parts = noise(2, 5, 6), packed(attention)
     q, k, v = (rows.transpose(1, 2) for rows in parts["project"](x))
     o = fused(q, k, v, parts["scale"]).flatten(2)
     assert (parts["heads"], parts["head_dim"]) == (2, 3)
@@ -27,12 +26,3 @@ def test_packed_attention_is_split_as_torch_runs_it(bias):
     only_v = project_packed(attention, 2, 3, x)
     assert len(only_v) == 1
     assert_close(only_v[0].transpose(1, 2), v, atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize(
-    "options", [{"batch_first": False}, {"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 4}]
-)
-def test_attention_of_other_keys_or_axes_is_refused(options):
-    attention = nn.MultiheadAttention(6, 2, **{"batch_first": True, **options})
-    with pytest.raises(UnsupportedModel, match=r"MultiheadAttention \(here\).*without extra keys"):
-        packed(attention, "here")

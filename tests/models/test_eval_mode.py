@@ -179,17 +179,6 @@ def test_a_head_of_the_callers_stays_as_it_is():
     assert model.dtype == torch.float64 and model.n_classes == 3
 
 
-def test_an_error_gives_the_flag_back():
-    model = view()
-    try:
-        model.module.train()
-        with pytest.raises(sc.SeecauseError):
-            model(torch.zeros(1, 3, 7, 7))
-        assert model.module.training
-    finally:
-        model.module.eval()
-
-
 def test_weights_made_in_inference_mode_are_refused_in_words():
     with torch.inference_mode():
         model = sc.wrap(vit(), size=32, **FRAME)

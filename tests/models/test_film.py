@@ -3,8 +3,6 @@ the library's own processor makes of them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -15,14 +13,13 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.attribution.caap import make_plan, sweep
 from seecause.attribution.result import Attribution
-from seecause.engine.sweep import Mixture, selection, slopes
-from seecause.engine.trace import blank_image, record
-from seecause.engine.verify import verify
-from seecause.errors import BadImage, NotDefined, ViewMismatch
+from seecause.engine.sweep import selection
+from seecause.engine.trace import blank_image
+from seecause.errors import BadImage, NotDefined
 from seecause.models.preprocess import Film, Preprocess, from_record
 from tests.families.film import FRAMES, SIDE, as_frames, videomae
 from tests.helpers import noise
-from tests.reference import caap as slow_caap, mosaic as slow_mosaic
+from tests.reference import caap as slow_caap
 from tests.tiny import scramble
 
 CELLS = (3, 2, 3)
@@ -72,31 +69,6 @@ def test_caap_equals_the_slow_twin(tiny, tail):
         assert (slow.amax(dim=0) - slow.amin(dim=0)).max() > 1e-3
     maps = sc.attribute(model, images, 2, tail=tail, score="logit").maps
     assert_close(maps, fast[..., 2].unflatten(1, CELLS), atol=1e-12, rtol=0)
-
-
-def test_mosaic_equals_the_slow_twin(tiny):
-    native, model, images = tiny
-    blank, every = blank_image(model, native.size), range(model.n_layers + 1)
-    with torch.no_grad():
-        runs = [record(model, x, states=every, kv=every) for x in (blank, images)]
-    run = Mixture(model, *runs)
-    generator = torch.Generator().manual_seed(3)
-    masks = 0.05 + 0.9 * torch.rand(1, 18, generator=generator, dtype=torch.float64)
-    fast = slopes(run, masks, lambda logits: logits[..., 1], together=1)[1, 0]
-    leaf = masks[0].clone().requires_grad_()
-    logits = slow_mosaic.mixed_logits(
-        native.forward, leaf, blank, images[1:], prefix=model.layout.prefix, norm=native.blocks[-1]
-    )
-    (slow,) = torch.autograd.grad(logits[1], leaf)
-    assert_close(fast, slow, atol=1e-10, rtol=0)
-    assert slow.abs().max() > 1e-3
-
-
-def test_a_wrong_layout_is_refused(tiny):
-    _, model, _ = tiny
-    swapped = replace(model.layout, grid=model.layout.grid[::-1])
-    with pytest.raises(ViewMismatch, match="locality"):
-        verify(replace(model, memo={}, layout_at=lambda high, wide: swapped))
 
 
 def test_results_are_saved_drawn_and_measured(tiny, tmp_path):

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-import seecause as sc
 from seecause.engine import verify as probing
 from seecause.engine.verify import verify
 from seecause.errors import BadImage, BadOption, ViewMismatch
 from seecause.loading import wrap
 from seecause.models.staged import Stage, StagedModel
-from tests.families.conv import CONV_FAMILIES, OPTIONS, SIZE, tiny_conv
+from tests.families.conv import CONV_FAMILIES, OPTIONS, tiny_conv
 from tests.families.native import matrix
 from tests.helpers import hooks, noise, view
 from tests.reference.caap_cnn import features
@@ -147,12 +146,6 @@ class TestWrongSplits:
         with pytest.raises(ViewMismatch, match="'locality' failed at layer3"):
             view(native)
 
-    def test_nan_weights(self):
-        native = tiny_conv("timm_resnet")
-        native.module.fc.bias[2] = torch.nan
-        with pytest.raises(ViewMismatch, match="not finite"):
-            view(native)
-
 
 def test_what_a_network_has_is_not_replaced():
     native = tiny_conv("timm_resnet")
@@ -160,16 +153,6 @@ def test_what_a_network_has_is_not_replaced():
         wrap(native.module, head=matrix(8), **OPTIONS)
     with pytest.raises(BadOption, match="pools by itself"):
         wrap(native.module, pool="mean", **OPTIONS)
-
-
-def test_a_network_is_loaded_by_name():
-    model = sc.load("timm:test_resnet", weights="random", size=SIZE)
-    assert (
-        model.layout.grid == (3, 5)
-        and model.classes[281] == "tabby, tabby cat"
-        and model.random_weights
-    )
-    assert sc.load("timm:test_resnet", weights="random", check=False).layout.grid == (10, 10)
 
 
 @torch.no_grad()

@@ -101,9 +101,6 @@ def _open_clip_with(**vision: object) -> nn.Module:
 
 
 REFUSED = {
-    "timm Xcit": lambda: _timm(
-        "xcit_nano_12_p16_224", img_size=32, embed_dim=24, depth=1, num_heads=3
-    ),
     "timm VisionTransformerRelPos": lambda: _timm(
         "vit_relpos_small_patch16_224", img_size=32, embed_dim=24, depth=1, num_heads=3
     ),

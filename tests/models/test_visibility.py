@@ -11,14 +11,12 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.background.heads import gates_without
-from seecause.engine.attend import Bank, attend
 from seecause.engine.forks import fork, logits_of_sets
 from seecause.engine.patching import Site
 from seecause.engine.sweep import Sweep, SweepPlan
 from seecause.engine.trace import kept_logits, kept_logits_each, record
 from seecause.engine.walk import walk
-from seecause.models.block import fused, hiding
-from seecause.models.layout import At, TokenLayout
+from seecause.models.block import At, fused, hiding
 from tests.helpers import noise, view
 from tests.tiny import FAMILIES, tiny
 
@@ -50,25 +48,6 @@ def test_hidden_keys_are_not_there(family):
     assert not torch.allclose(expected, block(h, at, gate))
 
 
-@torch.no_grad()
-def test_visibility_goes_with_the_keys_into_another_run():
-    model = view(tiny("timm_eva_registers"), check=False)
-    block, at, tokens = model.blocks[0], model.layout.at(), model.layout.tokens
-    mine, other = noise(1, tokens, 24), noise(1, tokens, 24, seed=1)
-    hidden = noise(1, tokens, 1, seed=2) > 0
-    seeing = hiding(block)
-    q, _, _ = seeing.qkv(mine, knowing(at, torch.zeros_like(hidden)))
-    _, k, v = seeing.qkv(other, knowing(at, hidden))
-    o, _ = attend(q, [Bank(k, v)], scale=block.scale)
-
-    seen = ~hidden[0, :, 0]
-    q, _, _ = block.qkv(mine, at)
-    _, k, v = block.qkv(other, at)
-    assert_close(
-        o[..., : block.head_dim], fused(q, k[:, :, seen], v[:, :, seen], block.scale), **EXACT
-    )
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @torch.no_grad()
 def test_hidden_keys_weigh_exactly_nothing_in_any_precision(dtype):
@@ -83,26 +62,6 @@ def test_hidden_keys_weigh_exactly_nothing_in_any_precision(dtype):
     out, changed = (seeing(x, knowing(at, hidden)) for x in (h, elsewhere))
     seen = ~hidden[0, :, 0]
     assert torch.equal(out[:, seen], changed[:, seen]) and not torch.equal(out, changed)
-
-
-def test_facts_follow_their_rows_and_images():
-    facts = torch.arange(2 * 3 * 2).view(2, 3, 2)
-    at = replace(TokenLayout(grid=(1, 2), prefix=1).at(), facts=facts)
-    assert torch.equal(at.take(torch.tensor([2, 0])).row_facts, facts[:, [2, 0]])
-    each = at.take(torch.tensor([[0, 1], [2, 2]])).row_facts
-    assert torch.equal(each, torch.stack([facts[0, [0, 1]], facts[1, [2, 2]]]))
-    assert torch.equal(at.of(torch.tensor([1, 1, 0])).row_facts, facts[[1, 1, 0]])
-    assert torch.equal(at.copies(2).row_facts, torch.cat([facts, facts]))
-    mixed = at.where(torch.tensor([False, True, False]), replace(at, facts=-facts))
-    assert torch.equal(mixed.row_facts[:, 1], -facts[:, 1])
-    assert torch.equal(mixed.row_facts[:, ::2], facts[:, ::2])
-    one = replace(at, facts=facts[:1])  # one serves all
-    assert torch.equal(one.of(torch.tensor([1, 0])).row_facts, facts[:1])
-    each = one.take(torch.tensor([[0, 1], [2, 2]])).row_facts
-    assert torch.equal(each, torch.stack([facts[0, [0, 1]], facts[0, [2, 2]]]))
-    unknowing = TokenLayout(grid=(1, 2), prefix=1).at()
-    assert unknowing.where(torch.tensor([True] * 3), at).facts is None
-    assert torch.equal(at.where(torch.tensor([True] * 3), unknowing).facts, facts)
 
 
 @pytest.mark.parametrize("site", ["resid", "kv"])

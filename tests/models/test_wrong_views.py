@@ -132,18 +132,6 @@ def test_rows_that_see_other_keys_when_they_are_alone_are_refused():
     assert (refusal.value.probe, refusal.value.where) == ("attention", f"blocks.{WHERE}")
 
 
-def test_every_ingredient_is_dropped_somewhere():
-    families = ("timm_deit3", "timm_clip", "timm_map", "timm_eva_registers")
-    for ingredient in BLOCK_INGREDIENTS:
-        assert any(
-            _drop_from_block(view(tiny(family), check=False), ingredient) for family in families
-        ), ingredient
-    for ingredient in MODEL_INGREDIENTS:
-        assert any(
-            _drop_from_model(view(tiny(family), check=False), ingredient) for family in families
-        ), ingredient
-
-
 def test_a_view_that_gives_no_number_is_refused():
     """No comparison with NaN is true: neither that it is small nor that it is large."""
     native = torch.ones(2, 3)

@@ -19,7 +19,7 @@ from seecause.attribution.result import Attribution, MapResult
 from seecause.data.dataset import IGNORE, SkippedImage
 from seecause.data.images import ImageFacts, ImageOpener, find_images
 from seecause.engine.chunks import budget, memory, plain_logits
-from seecause.engine.sweep import need_gradients, special_rows
+from seecause.engine.trace import need_gradients, special_rows
 from seecause.errors import (
     BadImage,
     BadOption,
@@ -32,12 +32,11 @@ from seecause.files import digest
 from seecause.loading import as_view
 from seecause.metrics.pixels import to_pixels
 from seecause.models.base import ImageModel, pixels_digest, protocol
-from seecause.models.dense import Region
+from seecause.models.block import wide
 from seecause.models.preprocess import Images, OneImage, Preprocess, as_images, file_names
 from seecause.models.view import VisionModel
 from seecause.options import checked
-from seecause.target import Answer, Spec, best_answers, need_class, parse, spread
-from seecause.types import wide
+from seecause.target import Answer, Region, Spec, best_answers, need_class, parse, spread
 
 if TYPE_CHECKING:
     from seecause.attribution.evidence import Evidence, Interactions

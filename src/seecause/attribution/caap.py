@@ -45,7 +45,6 @@ from torch import Tensor
 from seecause.attribution.registry import Maps, method
 from seecause.engine.attend import attend
 from seecause.engine.chunks import fit, in_chunks, joined
-from seecause.engine.graphs import captured, ready
 from seecause.engine.sweep import (
     BlankSummary,
     Select,
@@ -61,12 +60,9 @@ from seecause.engine.trace import Blank, Trace, blank_image, blank_trace, record
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
-from seecause.models.dense import Places
-from seecause.models.layout import TokenLayout, span
-from seecause.models.staged import StagedModel
+from seecause.models.block import TokenLayout, span, wide
 from seecause.models.view import VisionModel
 from seecause.target import Score, Target, spread
-from seecause.types import wide
 
 Direction = Literal["insert", "delete"]
 Approx = Literal["none", "e-caap", "e-caap-printed"]
@@ -253,13 +249,17 @@ def chunked(
     `tensors` have one row for each image, `prepare(count)` does all that does not depend on an
     image. On a GPU the function is recorded by `key`, unless that is None.
     """
-    total, device = len(tensors[0]), tensors[0].device
+    total, device, known = len(tensors[0]), tensors[0].device, False
+    recorded = key is not None and device.type == "cuda"
+    if recorded:
+        from seecause.engine.graphs import captured, ready
+
+        known = ready(model, key, *tensors)
 
     def some_images(a: int, b: int) -> tuple[Tensor, ...]:
         parts, ready_run = [tensor[a:b] for tensor in tensors], partial(prepare, b - a)
-        return ready_run()(*parts) if key is None else captured(model, key, ready_run, *parts)
+        return captured(model, key, ready_run, *parts) if recorded else ready_run()(*parts)
 
-    known = key is not None and ready(model, key, *tensors)
     size = total if known else fit(total, bytes_each, device)
     return joined(list(in_chunks(some_images, total, size, what="images")))
 
@@ -344,7 +344,7 @@ def _blank_parts(
 )
 @torch.no_grad()
 def caap_staged(
-    model: StagedModel,
+    model: Any,  # StagedModel or DenseModel
     images: Tensor,
     target: Target,
     *,
@@ -360,7 +360,7 @@ def caap_staged(
 
     The default stage is the one at two thirds of the depth.
     """
-    stage = stage or model.cells
+    stage = str(stage or model.cells)
     chosen = selection(model.check(images).grid, select)
     size = (images.shape[-2], images.shape[-1])
     empty = blank_image(model, size, blank, seed=seed, count=len(images))
@@ -372,7 +372,7 @@ def caap_staged(
 
 
 def sweep_features(
-    model: StagedModel,
+    model: Any,  # StagedModel or DenseModel
     images: Tensor,
     blank: Tensor,
     chosen: Tensor,
@@ -416,7 +416,7 @@ def sweep_features(
 def patched(cells: Tensor, donor: Any, context: Any) -> Any:
     """Features [B * n, C, h, w] of contexts (or one for all) in which sets of cells [n, gh, gw] are
     the donors'; of every level, where rows read several."""
-    if isinstance(donor, Places):
+    if not isinstance(donor, Tensor):  # places of several levels
         return donor.over(context, partial(patched, cells))
     size = (donor.shape[-2], donor.shape[-1])
     marks = F.adaptive_max_pool2d(cells.float()[:, None], size)[:, 0] > 0  # [n, h, w]

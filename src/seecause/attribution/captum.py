@@ -22,7 +22,7 @@ from seecause.attribution.registry import find
 from seecause.errors import BadOption, MissingExtra
 from seecause.loading import as_view
 from seecause.models.base import ImageModel
-from seecause.models.layout import pixel_cells
+from seecause.models.block import pixel_cells
 
 try:
     from captum.attr import Attribution

@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,19 +41,17 @@ from seecause.attribution.caap import make_plan, sweep, sweep_features
 from seecause.attribution.gradients import bind_target
 from seecause.attribution.registry import find
 from seecause.engine.chunks import batched, budget, fit, memory, run_in_chunks
-from seecause.engine.sweep import special_rows
-from seecause.engine.trace import Blank, blank_image
+from seecause.engine.trace import Blank, blank_image, special_rows
 from seecause.errors import BadOption, NotDefined
 from seecause.loading import as_view
 from seecause.metrics.pixels import spread_out
 from seecause.models.base import ImageModel, protocol
+from seecause.models.block import wide
 from seecause.models.preprocess import Images, as_images
-from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
 from seecause.options import Count, checked
 from seecause.results import Result
 from seecause.target import Score, Spec, Target, parse
-from seecause.types import wide
 
 RegionPlace = tuple[int, int]  # row and column among the regions, from 0
 
@@ -420,8 +418,8 @@ def interactions(
         if isinstance(model, VisionModel):
             plan = make_plan(model, model.check(images), tail=None, layers=None)
             put_in = partial(sweep, model, plan=plan)
-        elif isinstance(model, StagedModel):
-            put_in = partial(sweep_features, model, stage=model.cells)
+        elif model.architecture == "staged":
+            put_in = partial(sweep_features, model, stage=cast(Any, model).cells)
         else:
             reason = f"a model of architecture {model.architecture!r} has no class row to patch"
             raise NotDefined("interactions", reason, "Use a classifier, or sc.evidence")

@@ -33,13 +33,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from seecause.attribution.registry import EVERY_VIEW, Maps, join, method
 from seecause.engine.chunks import fit, in_chunks, plain_logits
-from seecause.engine.sweep import need_gradients
-from seecause.engine.trace import Blank, blank_image, probabilities, record
+from seecause.engine.trace import Blank, blank_image, need_gradients, probabilities, record
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
-from seecause.models.block import Block
-from seecause.models.layout import TokenLayout, pixel_cells
+from seecause.models.block import Block, TokenLayout, pixel_cells
 from seecause.models.parts import CosineHead
 from seecause.models.view import VisionModel
 from seecause.options import Count, NotNegative
@@ -103,7 +101,7 @@ def differentiate(
 ) -> tuple[Target, tuple[Tensor, ...]]:
     """The target, with the predicted class filled in, and the gradients of its score with respect
     to tensors `of` the same run, which lie behind the input of block `start`."""
-    need_gradients(model, "a gradient", start=start)  # a path around a layer may bring another
+    need_gradients(model, "a gradient")  # a path around a layer may bring another
     bound = target.bind(logits.detach())
     total = bound.score(logits, score, sigmoid=model.sigmoid).sum()  # images do not see each other
     gradients: tuple[Tensor | None, ...] = (None,)

@@ -51,20 +51,24 @@ from seecause.engine.sweep import (
     Select,
     Sweep,
     mask_bytes,
-    need_gradients,
     selection,
     slopes,
     token_sets,
 )
-from seecause.engine.trace import Blank, Trace, blank_image, blank_trace, record, trace_bytes
+from seecause.engine.trace import (
+    Blank,
+    Trace,
+    blank_image,
+    blank_trace,
+    need_gradients,
+    record,
+    trace_bytes,
+)
 from seecause.errors import NotDefined
-from seecause.models.dense import Places
-from seecause.models.layout import TokenLayout
-from seecause.models.staged import StagedModel
+from seecause.models.block import TokenLayout, wide, wide_dtype
 from seecause.models.view import VisionModel
 from seecause.options import Count, Limit, Seed
 from seecause.target import Score, Target
-from seecause.types import wide, wide_dtype
 
 Near = Annotated[
     float, Limit(lambda eps: 0 < eps < 0.5, "above 0 and below 0.5: at 0 no mask has a slope")
@@ -280,7 +284,7 @@ def draw_masks(plan: MaskPlan, grid: tuple[int, int]) -> Tensor:
 )
 @torch.no_grad()
 def mosaic_staged(
-    model: StagedModel,
+    model: Any,  # StagedModel or DenseModel
     images: Tensor,
     target: Target,
     *,
@@ -337,7 +341,7 @@ def mosaic_staged(
 def mixtures(masks: Tensor, blank: Any, source: Any) -> Any:
     """Feature maps [B * n, C, h, w] between those of blanks [1 or B, C, h, w] and of images
     [B, C, h, w], by masks [B, n, gh, gw] of cells; of every level, where rows read several."""
-    if isinstance(source, Places):
+    if not isinstance(source, Tensor):  # places of several levels
         return source.over(blank, lambda theirs, ground: mixtures(masks, ground, theirs))
     size = (source.shape[-2], source.shape[-1])
     share = largest_weights(masks, size)[:, :, None].to(source.dtype)

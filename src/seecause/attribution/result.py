@@ -191,7 +191,7 @@ class Attribution(MapResult):
         Raises:
             DataMissing: If a file is missing or damaged.
         """
-        from seecause.models.load import reading
+        from seecause.loading import reading
 
         folder = Path(folder)
         with reading(folder, MAPS, MANIFEST, writer="Attribution.save"):

@@ -32,9 +32,8 @@ from seecause import __version__
 from seecause.background.heads import Head, checked_heads
 from seecause.errors import BadOption, NotDefined, UnsupportedModel
 from seecause.files import write_atomic, write_json
-from seecause.loading import need_own_classes, rewrap
+from seecause.loading import CARD, HEAD, PLAIN, SLICED, need_own_classes, rewrap
 from seecause.models.block import ZEROED, slice_heads, zero_heads
-from seecause.models.load import CARD, HEAD, PLAIN, SLICED
 from seecause.models.parts import CosineHead, UnitLinear
 from seecause.models.preprocess import Preprocess
 from seecause.models.view import VisionModel

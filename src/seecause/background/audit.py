@@ -44,12 +44,10 @@ from seecause.background.images import (
 )
 from seecause.background.masks import object_masks
 from seecause.background.transplant import Predictions, Versions, versions_to_test
-from seecause.data.dataset import Dataset
-from seecause.data.registry import as_data
+from seecause.data.dataset import Dataset, as_data
 from seecause.errors import BadInput, BadOption
 from seecause.metrics.statistics import GroupAccuracy, bootstrap_interval, clopper_pearson
-from seecause.models.base import ImageModel, protocol
-from seecause.models.eval_mode import in_eval_mode
+from seecause.models.base import ImageModel, in_eval_mode, protocol
 from seecause.options import Count, Fraction, checked
 from seecause.results import Result
 

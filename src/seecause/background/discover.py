@@ -50,8 +50,7 @@ from seecause.engine.chunks import run_in_chunks
 from seecause.engine.trace import record
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import bootstrap_interval
-from seecause.models.base import ImageModel, protocol
-from seecause.models.eval_mode import in_eval_mode
+from seecause.models.base import ImageModel, in_eval_mode, protocol
 from seecause.models.view import VisionModel
 from seecause.options import Count, Limit, checked
 from seecause.results import Result

@@ -50,11 +50,10 @@ from seecause.engine.chunks import run_in_chunks
 from seecause.engine.trace import blank_image
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import ratio_interval
-from seecause.models.base import ImageModel, protocol
-from seecause.models.eval_mode import in_eval_mode
+from seecause.models.base import ImageModel, in_eval_mode, protocol
+from seecause.models.block import wide
 from seecause.options import Positive, checked
 from seecause.target import need_aimed
-from seecause.types import wide
 
 ByMask = Literal["mean", "grey", "blur", "noise"]
 Fill = Literal[ByMask, "swap"]

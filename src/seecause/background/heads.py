@@ -52,8 +52,7 @@ from seecause.background.images import (
     no_progress,
 )
 from seecause.data.batch import Group, group_shares
-from seecause.data.dataset import Dataset, SkippedImage
-from seecause.data.registry import as_data
+from seecause.data.dataset import Dataset, SkippedImage, as_data
 from seecause.engine.canary import once, prove_gates
 from seecause.engine.chunks import run_in_chunks
 from seecause.engine.forks import logits_of_sets
@@ -61,8 +60,8 @@ from seecause.engine.trace import kept_logits
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import calibration, nll, standard_error
-from seecause.models.base import ImageModel
-from seecause.models.eval_mode import in_eval_mode
+from seecause.models.base import ImageModel, in_eval_mode
+from seecause.models.block import wide
 from seecause.models.view import VisionModel
 from seecause.options import (
     Count,
@@ -73,7 +72,6 @@ from seecause.options import (
     summary_of,
 )
 from seecause.registry import Registry
-from seecause.types import wide
 
 if TYPE_CHECKING:
     from seecause.background._export import Form

@@ -28,16 +28,15 @@ from seecause.data.dataset import (
     Dataset,
     Sample,
     SkippedImage,
+    as_data,
     capabilities,
     sample_ids,
 )
-from seecause.data.registry import as_data
 from seecause.engine.chunks import plain_logits
 from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError
 from seecause.metrics.statistics import GroupAccuracy, group_accuracy
-from seecause.models.base import ImageModel
+from seecause.models.base import ImageModel, in_eval_mode
 from seecause.models.block import chain
-from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
 
 if TYPE_CHECKING:

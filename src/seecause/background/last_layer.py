@@ -42,10 +42,10 @@ from seecause.faithful.training import joined_processes
 from seecause.files import write_atomic
 from seecause.loading import rewrap
 from seecause.metrics.statistics import group_accuracy
-from seecause.models.eval_mode import in_eval_mode
+from seecause.models.base import in_eval_mode
+from seecause.models.block import wide
 from seecause.models.parts import CosineHead, UnitLinear
 from seecause.models.view import VisionModel
-from seecause.types import wide
 
 if TYPE_CHECKING:
     from seecause.background.transplant import Versions

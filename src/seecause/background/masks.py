@@ -64,16 +64,15 @@ from seecause.background.images import (
 )
 from seecause.data.dataset import IGNORE, Dataset
 from seecause.engine.chunks import fit, in_chunks
-from seecause.engine.sweep import need_gradients
+from seecause.engine.trace import need_gradients
 from seecause.errors import BadOption
 from seecause.files import digest_json, write_atomic
 from seecause.loading import load
 from seecause.metrics.annotations import iou
-from seecause.models.base import ImageModel, pixels_digest, protocol
-from seecause.models.eval_mode import in_eval_mode
+from seecause.models.base import ImageModel, in_eval_mode, pixels_digest, protocol
+from seecause.models.block import wide, wide_dtype
 from seecause.models.view import VisionModel
 from seecause.options import Count, Limit, Positive, checked
-from seecause.types import wide, wide_dtype
 
 log = logging.getLogger(__name__)
 Rule = Literal["topk", "percentile"]

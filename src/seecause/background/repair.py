@@ -52,14 +52,12 @@ from seecause.background.transplant import (
     versions_to_learn,
     versions_to_test,
 )
-from seecause.data.dataset import Dataset, SkippedImage, evenly
-from seecause.data.registry import as_data
+from seecause.data.dataset import Dataset, SkippedImage, as_data, evenly
 from seecause.engine.verify import verify
 from seecause.errors import BadOption, NotDefined, SeecauseError, UnknownName
 from seecause.files import digest_json, write_atomic, write_json
 from seecause.metrics.statistics import bootstrap_interval
-from seecause.models.base import ImageModel, pixels_digest
-from seecause.models.eval_mode import in_eval_mode
+from seecause.models.base import ImageModel, in_eval_mode, pixels_digest
 from seecause.models.view import VisionModel
 from seecause.options import Count, Positive, check_options
 from seecause.results import Result

@@ -124,12 +124,11 @@ from seecause.engine.sweep import need_gradients
 from seecause.engine.trace import attention_probs, read_rows
 from seecause.errors import BadOption
 from seecause.metrics.statistics import standard_error
-from seecause.models.base import ImageModel, protocol
-from seecause.models.eval_mode import in_eval_mode
+from seecause.models.base import ImageModel, in_eval_mode, protocol
+from seecause.models.block import wide, wide_dtype
 from seecause.models.view import VisionModel
 from seecause.options import Count, Positive, check_options, checked
 from seecause.target import Spec, Target, parse
-from seecause.types import wide, wide_dtype
 
 T = TypeVar("T")
 Operator = Literal["zero", "mean", "resample"]

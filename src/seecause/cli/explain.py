@@ -53,7 +53,7 @@ class Asked:
     def target(self, model: ImageModel) -> Any:
         """The target that --class, --box and --region name together."""
         from seecause.attribution.attribute import FileRegion
-        from seecause.models.dense import Box, Region
+        from seecause.target import Box, Region
 
         if self.box is not None and self.region is not None:
             raise BadOption("--region", self.region, "--box or --region, not both")

@@ -208,7 +208,7 @@ def _metrics() -> Rows:
 
 
 def _models() -> Rows:
-    from seecause.models.load import ZOO
+    from seecause.loading import ZOO
 
     cards = {path.stem: path for path in ZOO.glob("*.json")}
     cards |= {path.parent.name: path for path in ZOO.glob("*/card.json")}
@@ -221,7 +221,7 @@ def _models() -> Rows:
 
 
 def _datasets() -> Rows:
-    from seecause.data.registry import datasets
+    from seecause.data.dataset import datasets
 
     return [{"dataset": form} for form in datasets()]
 

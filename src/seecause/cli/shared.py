@@ -121,7 +121,7 @@ class Reading(Where):
                 expected = "mean=R,G,B, std=R,G,B or size=H[,W]"
                 raise BadOption("--input", f"{name}={value}", expected)
         if self.classes is not None:
-            from seecause.models.load import read_class_names
+            from seecause.loading import read_class_names
 
             options["classes"] = read_class_names(self.classes)
         return options

@@ -32,9 +32,9 @@ from timm.models import VisionTransformer
 from torch import Tensor
 
 from seecause.errors import BadOption
+from seecause.loading import Source, fill
 from seecause.models import timm as timm_adapter
 from seecause.models.block import HIDDEN
-from seecause.models.load import Source, fill
 from seecause.models.parts import Parts
 
 CLASS, OBJECT, BACKGROUND = 0, 1, 2  # kinds of tokens; a head's role is the kind it reads

@@ -45,10 +45,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seecause._images import decode_image, first_line, read_image
 from seecause.data.dataset import IGNORE, path_and_split
 from seecause.data.photos import Layout, Photo, Photos, class_photos
 from seecause.errors import BadImage
+from seecause.models.preprocess import decode_image, first_line, read_image
 
 IMAGENET_CLASSES = 1000
 _IMAGENET = Layout(

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from seecause._images import (
+from seecause.data.dataset import Dataset, Sample, capabilities, is_data, open_data
+from seecause.errors import BadImage, BadOption
+from seecause.models.preprocess import (
     SUFFIXES,
     check_there,
     decode_image as decode_image,
@@ -19,9 +21,6 @@ from seecause._images import (
     read_ids,
     read_image,
 )
-from seecause.data.dataset import Dataset, Sample, capabilities
-from seecause.data.registry import is_data, open_data
-from seecause.errors import BadImage, BadOption
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -59,11 +59,11 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from seecause._images import read_ids
 from seecause.data.dataset import IGNORE, part_of_train, path_and_split
 from seecause.data.imagenet import imagenet_classes
 from seecause.data.photos import Layout, Photo, Photos, class_photos
 from seecause.errors import BadImage
+from seecause.models.preprocess import read_ids
 
 log = logging.getLogger(__name__)
 TRAIN_SPLITS = ("train", "val", "trainval", "test")

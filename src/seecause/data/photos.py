@@ -32,7 +32,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seecause._images import first_line, kinds, read_image
 from seecause.data.dataset import (
     Dataset,
     Sample,
@@ -44,6 +43,7 @@ from seecause.data.dataset import (
 from seecause.data.images import MASKS, images_in, mask_of, read_mask
 from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError
 from seecause.files import digest, digest_file
+from seecause.models.preprocess import first_line, kinds, read_image
 
 Change = Callable[[Tensor], Tensor]  # raw pixels [3, H, W] in [0, 1] -> the same image, changed
 

@@ -81,11 +81,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seecause._images import first_line, read_grey
 from seecause.data.dataset import part_of_train, path_and_split
 from seecause.data.labelled import run_lengths
 from seecause.data.photos import Layout, Photo, Photos, class_photos
 from seecause.errors import BadImage, MissingExtra
+from seecause.models.preprocess import first_line, read_grey
 
 log = logging.getLogger(__name__)
 POINTS = 15

@@ -21,9 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from seecause.engine import kernel
 from seecause.engine.walk import Step
-from seecause.types import wide
+from seecause.models.block import wide
 
 Part = tuple[Tensor, Tensor]  # an output over some keys and its log-sum-exp, float32 or float64
 
@@ -123,6 +122,8 @@ class Mask:
     def worklist(self) -> Tensor:
         """For each tile of rows: how many key blocks any of its rows sees (in any image and head),
         then which. int32 [tiles, 1 + blocks]."""
+        from seecause.engine import kernel
+
         flat = self.keep.flatten(0, 1).any(dim=0)  # [R, K]
         rows, keys = flat.shape
         padded = F.pad(flat, (0, -keys % kernel.KEYS, 0, -rows % kernel.ROWS))
@@ -173,11 +174,14 @@ def attend(
     Uses a fused kernel when no gradient is asked for, and one with a gradient for two banks with
     log-weights; the explicit form below is their exact, differentiable twin.
     """
-    if kernel.usable(q):
-        if own is not None and kernel.soft_fits(q, banks, own):
-            return kernel.attend_soft(q, banks, own, scale)
-        if kernel.fits(q, banks, own):
-            return kernel.attend(q, banks, own, scale)
+    if q.is_cuda:
+        from seecause.engine import kernel
+
+        if kernel.usable(q):
+            if own is not None and kernel.soft_fits(q, banks, own):
+                return kernel.attend_soft(q, banks, own, scale)
+            if kernel.fits(q, banks, own):
+                return kernel.attend(q, banks, own, scale)
     return explicit(q, banks, own, scale=scale)
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from seecause.engine import graphs
-from seecause.errors import BadOption, may_stop
+from seecause.errors import may_stop
 
 if TYPE_CHECKING:
     from seecause.models.base import ImageModel
@@ -44,6 +44,7 @@ class Memory:
             return self.limit
         if device.type != "cuda":
             return CPU_BUDGET
+
         free, _ = torch.cuda.mem_get_info(device)
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         unused = max(0, unused - graphs.pool_bytes(device))
@@ -62,8 +63,6 @@ def memory() -> Memory:
 @contextmanager
 def budget(limit: int | None = None) -> Iterator[Memory]:
     """Limit the activations of every method inside the block to about `limit` bytes."""
-    if limit is not None and not (isinstance(limit, int | float) and limit >= 1):
-        raise BadOption("memory budget", limit, "bytes above 0, or None")
     held, outer = Memory(limit), _current.get()
     token = _current.set(held)
     try:
@@ -89,6 +88,11 @@ def out_of_memory(failure: Exception) -> bool:
     return "DefaultCPUAllocator" in words or "can't allocate memory" in words
 
 
+def is_recording() -> bool:
+    """Whether this call is being recorded as a CUDA graph."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 def in_chunks(
     run: Callable[[int, int], T], total: int, size: int, *, what: str = "chunk"
 ) -> Iterator[T]:
@@ -101,7 +105,7 @@ def in_chunks(
         try:
             part = run(start, stop)
         except (RuntimeError, MemoryError) as failure:
-            if size == 1 or not out_of_memory(failure) or graphs.recording():
+            if size == 1 or not out_of_memory(failure) or is_recording():
                 raise
         else:
             yield part
@@ -111,6 +115,8 @@ def in_chunks(
         memory().halvings.append(f"{what}: {size}")
         log.warning("out of memory; %s reduced to %d", what, size)
         if torch.cuda.is_available():
+            from seecause.engine import graphs
+
             graphs.clear()
             torch.cuda.empty_cache()
 

@@ -21,9 +21,8 @@ from torch import Tensor
 
 from seecause.engine.chunks import fit, in_chunks, run_in_chunks
 from seecause.engine.walk import Step, Walk, walk
-from seecause.models.layout import At, span
+from seecause.models.block import At, span, wide_dtype
 from seecause.models.view import VisionModel
-from seecause.types import wide_dtype
 
 Head = tuple[int, int]  # (layer, head), both from 0
 Content = Callable[[int, Tensor, Tensor], Tensor]

@@ -43,7 +43,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from seecause.models.eval_mode import tensors_of, weights_key
+from seecause.engine.chunks import is_recording
+from seecause.models.base import tensors_of, weights_key
 
 log = logging.getLogger(__name__)
 Out = TypeVar("Out", Tensor, tuple[Tensor, ...])
@@ -102,13 +103,8 @@ def usable(tensors: tuple[Tensor, ...]) -> bool:
         and not torch.is_grad_enabled()
         and not torch.is_inference_mode_enabled()
         and not torch.is_autocast_enabled("cuda")
-        and not recording()
+        and not is_recording()
     )
-
-
-def recording() -> bool:
-    """Whether this call is being recorded."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 @contextmanager

@@ -10,9 +10,8 @@ Banked attention, every bank in one pass over its keys, no scores in memory:
                   special tokens under many masks)
 
 Text rows of a vision-language model, a few rows of thousands of copies, where a plain run spends
-its time on reading and writing the same rows: `rotate`, `gated`, `own_text` (without a derivative),
-`soft_text` and `shared_read_slope`. They have derivatives with respect to rows and soft masks;
-weights, tables and shared keys have none.
+its time on reading and writing the same rows: `rotate`, `own_text` and `shared_read_slope`. They
+have derivatives with respect to rows and masks; weights, tables and shared keys have none.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ HALF_PRECISION = (torch.float16, torch.bfloat16)
 LOG2_E = 1.4426950408889634  # the attention kernels work in powers of two
 MOST_ROWS = 64  # text rows that one program holds
 SHARED_TILE = 64  # rows and keys of a tile in the backward pass of shared keys
-SIZE = 2048  # entries of a gate that one program has
 
 
 @cache
@@ -208,15 +206,11 @@ def _soft_bank(k: Tensor, v: Tensor, w: Tensor) -> list[Any]:
 
 
 def fits_rows(x: Tensor) -> bool:
-    """Whether the kernels for text rows take rows of heads [.., dh]: on CUDA in half precision."""
-    width = x.shape[-1]
-    return 32 <= width <= 256 and not width & (width - 1) and fits_states(x)
-
-
-def fits_states(x: Tensor) -> bool:
-    """Whether the kernel for gates takes states [.., D]: on CUDA in half precision, outside of a
-    compiler, which fuses the plain way."""
-    return x.dtype in HALF_PRECISION and usable(x) and not torch.compiler.is_compiling()
+    """Whether the kernels for text rows take rows of heads [.., dh]: on CUDA in half precision,
+    outside of a compiler, which fuses the plain way."""
+    width, plain = x.shape[-1], torch.compiler.is_compiling()
+    right = 32 <= width <= 256 and not width & (width - 1) and x.dtype in HALF_PRECISION
+    return right and usable(x) and not plain
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
@@ -224,27 +218,13 @@ def rotate(x: Tensor, table: Tensor) -> Tensor:
     return _Rotated.apply(x, table)
 
 
-def gated(gate: Tensor, value: Tensor) -> Tensor:
-    """silu(gate) value, of equal shapes."""
-    return _Gated.apply(gate, value)
-
-
 def own_text(
     q: Tensor, k: Tensor, v: Tensor, image: Part, average: Part, choose: Tensor, *, scale: float
 ) -> Tensor:
     """Rows q [1|B, H, R, dh] over their own k, v [1|B, Hkv, R, dh], looking back, merged with what
-    they saw of the image where `choose` [1|B, R, H], or else of the average, [1|B, R, H, dh] each:
-    [B, R, H, dh]."""
-    flags = choose.contiguous().view(torch.uint8)
-    return _text_rows((q, k, v, *image, *average, flags), scale, hard=True)
-
-
-def soft_text(
-    q: Tensor, k: Tensor, v: Tensor, image: Part, average: Part, choose: Tensor, *, scale: float
-) -> Tensor:
-    """`own_text` for a soft `choose` [1|B, R, H] in float32, the share of the image; the rest is
-    the average's. Differentiable in everything."""
-    return _SoftText.apply(q, k, v, *image, *average, choose, scale)
+    they saw of the image, as much as `choose` [1|B, R, H] says, and for the rest of the average,
+    [1|B, R, H, dh] each: [B, R, H, dh]. Differentiable in everything."""
+    return _OwnText.apply(q, k, v, *image, *average, choose.float(), scale)
 
 
 def shared_read_slope(
@@ -289,33 +269,20 @@ def _rotated(x: Tensor, table: Tensor, *, back: bool = False) -> Tensor:
     return out
 
 
-class _Gated(Function):
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, value: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, value)
-        return _over_entries("gated", [gate, value], 1)[0]
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Any:  # pyright: ignore
-        return tuple(_over_entries("gated_back", [*ctx.saved_tensors, slope], 2))
-
-
-def _over_entries(kernel: str, given: list[Tensor], made: int) -> list[Tensor]:
-    """Run a kernel that computes `made` tensors from others of the same shape, entry by entry."""
-    given = [x.contiguous() for x in given]
-    out = [torch.empty_like(given[0]) for _ in range(made)]
-    count = given[0].numel()
-    with device_of(given[0]):
-        getattr(triton_kernels(), kernel)[(-(-count // SIZE),)](*given, *out, count, SIZE=SIZE)
-    return out
-
-
-class _SoftText(Function):
+class _OwnText(Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         *tensors, ctx.scale = arguments
         ctx.save_for_backward(*tensors)
-        return _text_rows(tensors, ctx.scale, hard=False)
+        q, k = tensors[:2]
+        batch, (_, heads, rows, width) = max(map(len, tensors)), q.shape
+        out = torch.empty(batch, rows, heads, width, dtype=q.dtype, device=q.device)
+        with device_of(q):
+            triton_kernels().text_rows[(heads, batch)](
+                *_all_strided((*tensors, out)), rows, ctx.scale,
+                **_text_shape(rows, heads, k, width),
+            )  # fmt: skip
+        return out
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Any:  # pyright: ignore
@@ -333,19 +300,6 @@ class _SoftText(Function):
         by_head = [x.transpose(1, 2) for x in (dq, dk, dv)]
         # autograd itself adds up the gradients of what served all copies
         return *by_head, d_seen, d_seen_lse, d_blind, d_blind_lse, d_choose, None
-
-
-def _text_rows(tensors: Sequence[Tensor], scale: float, *, hard: bool) -> Tensor:
-    """The kernel over q, k, v, both parts and `choose`: [B, R, H, dh]."""
-    q, k = tensors[:2]
-    batch, (_, heads, rows, width) = max(map(len, tensors)), q.shape
-    out = torch.empty(batch, rows, heads, width, dtype=q.dtype, device=q.device)
-    with device_of(q):
-        triton_kernels().text_rows[(heads, batch)](
-            *_all_strided((*tensors, out)), rows, scale,
-            HARD=hard, **_text_shape(rows, heads, k, width),
-        )  # fmt: skip
-    return out
 
 
 def _text_shape(rows: int, heads: int, k: Tensor, width: int) -> dict[str, Any]:

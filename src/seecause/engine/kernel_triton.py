@@ -10,12 +10,12 @@ that holds whole groups.
     dw = sum over heads of ds,   dq = scale ds k;   of a row's own group also dk = scale ds' q and
     dv = p' do
 
-Text rows of a vision-language model (`rotated`, `text_rows`, `shared_read_back`, `gated` and their
+Text rows of a vision-language model (`rotated`, `text_rows`, `shared_read_back` and their
 backward passes): few rows and thousands of copies. With g the gradient of an output, p
 probabilities, own what a row reads of its own text, seen and blind what it read of the image and
 of the average:
 
-    out = c own + m s seen + (1 - m) t blind,      s, t their shares by log-sum-exp, m the soft mask
+    out = c own + m s seen + (1 - m) t blind,      s, t their shares by log-sum-exp, m the mask
     c = m (1 - s) + (1 - m) (1 - t)
     dscores = p (c g v - c g own + dlse),          dlse = -(dlse_seen + dlse_blind)
     dlse_seen = s (1 - s) m g (seen - own),        dlse_blind = t (1 - t) (1 - m) g (blind - own)
@@ -403,27 +403,23 @@ def _parts(
     seen_ptr, seen_b, seen_r, seen_h, seen_lse, seen_lse_b, seen_lse_r, seen_lse_h,
     blind_ptr, blind_b, blind_r, blind_h, blind_lse, blind_lse_b, blind_lse_r, blind_lse_h,
     choose_ptr, choose_b, choose_r, choose_h, head, batch, rows, real, scale,
-    HARD: tl.constexpr, SHARE: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
+    SHARE: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Of one head of one copy: q, k and v; p and m; own, seen and blind with their log-sum-exps. A
-    hard mask reads one of seen and blind, and zeros for the other."""
+    """Of one head of one copy: q, k and v; p and m; own, seen and blind with their log-sum-exps."""
     q = tile_of(q_ptr + batch * q_b + head * q_h, rows, q_r, real, WIDTH, WIDTH)
     k = tile_of(k_ptr + batch * k_b + (head // SHARE) * k_h, rows, k_r, real, WIDTH, WIDTH)
     v = tile_of(v_ptr + batch * v_b + (head // SHARE) * v_h, rows, v_r, real, WIDTH, WIDTH)
     probs, own, own_lse = _look_back(q, k, v, rows, scale, EXACT)
     choose_ptr += batch * choose_b + rows * choose_r + head * choose_h
-    choose = tl.load(choose_ptr, mask=real, other=0).to(tl.float32)
-    sees, misses = real, real
-    if HARD:
-        sees, misses = real & (choose != 0), real & (choose == 0)
+    choose = tl.load(choose_ptr, mask=real, other=0.0)
     seen_ptr += batch * seen_b + head * seen_h
     blind_ptr += batch * blind_b + head * blind_h
-    seen = tile_of(seen_ptr, rows, seen_r, sees, WIDTH, WIDTH).to(tl.float32)
-    blind = tile_of(blind_ptr, rows, blind_r, misses, WIDTH, WIDTH).to(tl.float32)
+    seen = tile_of(seen_ptr, rows, seen_r, real, WIDTH, WIDTH).to(tl.float32)
+    blind = tile_of(blind_ptr, rows, blind_r, real, WIDTH, WIDTH).to(tl.float32)
     seen_lse += batch * seen_lse_b + rows * seen_lse_r + head * seen_lse_h
     blind_lse += batch * blind_lse_b + rows * blind_lse_r + head * blind_lse_h
-    seen_lse = tl.load(seen_lse, mask=sees, other=0.0)
-    blind_lse = tl.load(blind_lse, mask=misses, other=0.0)
+    seen_lse = tl.load(seen_lse, mask=real, other=0.0)
+    blind_lse = tl.load(blind_lse, mask=real, other=0.0)
     return q, k, v, probs, choose, own, own_lse, seen, seen_lse, blind, blind_lse
 
 
@@ -433,11 +429,10 @@ def text_rows(
     seen_ptr, seen_b, seen_r, seen_h, seen_lse, seen_lse_b, seen_lse_r, seen_lse_h,
     blind_ptr, blind_b, blind_r, blind_h, blind_lse, blind_lse_b, blind_lse_r, blind_lse_h,
     choose_ptr, choose_b, choose_r, choose_h, out_ptr, out_b, out_r, out_h, n_rows, scale,
-    HARD: tl.constexpr, SHARE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-    EXACT: tl.constexpr,
+    SHARE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """One head of one copy: its rows look back at themselves, and take in what they saw of the
-    image, or of the average; or of both, as much as a soft mask says."""
+    image and of the average, as much as a mask says."""
     head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     rows, lanes = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     real = rows < n_rows
@@ -446,15 +441,11 @@ def text_rows(
         seen_ptr, seen_b, seen_r, seen_h, seen_lse, seen_lse_b, seen_lse_r, seen_lse_h,
         blind_ptr, blind_b, blind_r, blind_h, blind_lse, blind_lse_b, blind_lse_r, blind_lse_h,
         choose_ptr, choose_b, choose_r, choose_h, head, batch, rows, real, scale,
-        HARD, SHARE, WIDTH, EXACT,
+        SHARE, WIDTH, EXACT,
     )  # fmt: skip
-    if HARD:
-        share = 1 / (1 + tl.exp(own_lse - (seen_lse + blind_lse)))
-        merged = own + share[:, None] * (seen + blind - own)
-    else:
-        share = choose / (1 + tl.exp(own_lse - seen_lse))
-        rest = (1 - choose) / (1 + tl.exp(own_lse - blind_lse))
-        merged = own + share[:, None] * (seen - own) + rest[:, None] * (blind - own)
+    share = choose / (1 + tl.exp(own_lse - seen_lse))
+    rest = (1 - choose) / (1 + tl.exp(own_lse - blind_lse))
+    merged = own + share[:, None] * (seen - own) + rest[:, None] * (blind - own)
     out = out_ptr + batch * out_b + head * out_h + rows[:, None] * out_r + lanes[None, :]
     tl.store(out, merged.to(out_ptr.dtype.element_ty), mask=real[:, None])
 
@@ -479,7 +470,7 @@ def text_rows_back(
         seen_ptr, seen_b, seen_r, seen_h, seen_lse, seen_lse_b, seen_lse_r, seen_lse_h,
         blind_ptr, blind_b, blind_r, blind_h, blind_lse, blind_lse_b, blind_lse_r, blind_lse_h,
         choose_ptr, choose_b, choose_r, choose_h, head, batch, rows, real, scale,
-        False, SHARE, WIDTH, EXACT,
+        SHARE, WIDTH, EXACT,
     )  # fmt: skip
     share = 1 / (1 + tl.exp(own_lse - seen_lse))
     rest = 1 / (1 + tl.exp(own_lse - blind_lse))
@@ -543,30 +534,3 @@ def shared_read_back(
         dq += tl.dot(d_scores, k, input_precision="ieee" if EXACT else "tf32")
     at = dq_ptr + head * dq_h + rows[:, None] * dq_r + lanes[None, :]
     tl.store(at, (dq * scale).to(dq_ptr.dtype.element_ty), mask=real[:, None])
-
-
-@triton.jit
-def gated(gate_ptr, value_ptr, out_ptr, count, SIZE: tl.constexpr):
-    """silu(gate), rounded, times value."""
-    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    real = at < count
-    gate = tl.load(gate_ptr + at, mask=real, other=0.0).to(tl.float32)
-    value = tl.load(value_ptr + at, mask=real, other=0.0).to(tl.float32)
-    kind = out_ptr.dtype.element_ty
-    gate = (gate / (1 + tl.exp(-gate))).to(kind)
-    tl.store(out_ptr + at, (gate.to(tl.float32) * value).to(kind), mask=real)
-
-
-@triton.jit
-def gated_back(gate_ptr, value_ptr, slope_ptr, d_gate_ptr, d_value_ptr, count, SIZE: tl.constexpr):
-    """Slopes of gate and value."""
-    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    real = at < count
-    gate = tl.load(gate_ptr + at, mask=real, other=0.0).to(tl.float32)
-    value = tl.load(value_ptr + at, mask=real, other=0.0).to(tl.float32)
-    slope = tl.load(slope_ptr + at, mask=real, other=0.0).to(tl.float32)
-    kind = d_gate_ptr.dtype.element_ty
-    share = 1 / (1 + tl.exp(-gate))
-    d_gate = slope * value * share * (1 + gate * (1 - share))
-    tl.store(d_gate_ptr + at, d_gate.to(kind), mask=real)
-    tl.store(d_value_ptr + at, (slope * gate * share).to(kind), mask=real)

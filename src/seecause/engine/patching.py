@@ -91,8 +91,6 @@ def run(model: ImageModel, images: Images, *, cache: Sequence[str] = ()) -> tupl
         torch.Size([1, 149, 8, 16])
     """
     model = _with_blocks(model)
-    if isinstance(cache, str):
-        raise BadOption("cache", cache, f"a list of names: [{cache!r}]")
     wanted = {name: _place(model, name) for name in cache if name != "embed"}
     with model.eval_mode():
         images = as_images(model, images)
@@ -148,7 +146,10 @@ def run_patched(
     """`patch`, without the check that it works on this model."""
     with model.eval_mode():
         layout, batch = model.check(images), len(images)
-        _check_sets(model, site_sets, layout.tokens)
+        if not site_sets or any(isinstance(sites, Site) for sites in site_sets):
+            raise BadOption("site_sets", site_sets, "sets of sites, at least one: [[site], ...]")
+        for site in (site for sites in site_sets for site in sites):
+            _check(model, site, layout.tokens)
         if source.shape != images.shape:
             expected = f"one source for each image, {list(images.shape)}"
             raise BadOption("source", list(source.shape), expected)
@@ -230,22 +231,11 @@ def _mark(
 def _with_blocks(model: ImageModel) -> VisionModel:
     if isinstance(model, VisionModel):
         return model
-    if not isinstance(model, ImageModel):
-        raise BadOption("model", type(model).__name__, "what sc.load or sc.wrap(module) gives")
     raise NotDefined(
         "run and patch",
-        f"{model.family} has no transformer blocks",
+        f"{type(model).__name__} is no view with transformer blocks",
         "Use model.run_to(model.cells, images) and model.run_from(model.cells, ...)",
     )
-
-
-def _check_sets(model: VisionModel, site_sets: Sequence[Sequence[Site]], tokens: int) -> None:
-    if any(isinstance(sites, Site) for sites in site_sets):
-        raise BadOption("site_sets", site_sets, "a list of sets, each a list of sites: [[site]]")
-    for site in (site for sites in site_sets for site in sites):
-        _check(model, site, tokens)
-    if not site_sets:
-        raise BadOption("site_sets", site_sets, "at least one set of sites (it may be empty)")
 
 
 def _check(model: VisionModel, site: Site, tokens: int) -> None:

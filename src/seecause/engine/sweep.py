@@ -35,7 +35,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -43,14 +43,11 @@ from torch import Tensor
 
 from seecause.engine.attend import Bank, Groups, Mask, Own, attend, attend_groups, merge
 from seecause.engine.chunks import in_chunks
-from seecause.engine.trace import Trace, blank_image, suffix
+from seecause.engine.trace import Trace, special_rows, suffix
 from seecause.engine.walk import walk
-from seecause.errors import BadOption, NotDefined
-from seecause.models.base import ImageModel
-from seecause.models.block import Block
-from seecause.models.layout import At, TokenLayout
+from seecause.errors import BadOption
+from seecause.models.block import TokenLayout, wide, wide_dtype
 from seecause.models.view import Readout, VisionModel
-from seecause.types import wide, wide_dtype
 
 Tail = Literal["patched", "blank", "source", "all"]
 Select = Literal["none", "box1", "box2", "manhattan1"]
@@ -206,9 +203,6 @@ def selection(grid: tuple[int, ...], select: Select | Tensor = "box1") -> Tensor
             expected = f"bool [{n}, {n}] for a {' x '.join(map(str, grid))} grid"
             raise BadOption("select", f"tensor {list(select.shape)}", expected)
         return select.bool().cpu()
-    if select not in get_args(Select):
-        names = ", ".join(get_args(Select))
-        raise BadOption("select", select, f"one of {names}, or a bool tensor [N, N]")
     return _around(grid, select)
 
 
@@ -520,12 +514,6 @@ class Mixture:
         return blank[:, patches], source[:, patches]
 
 
-def special_rows(model: VisionModel, layout: TokenLayout) -> range:
-    """The special tokens that are computed under every mask: all of them, where one is read."""
-    read = bool(model.readout.read_prefix(layout)) or model.readout.over_prefix
-    return range(layout.prefix if read else 0)
-
-
 def slopes(run: Mixture, masks: Tensor, score: Scores, *, together: int) -> Tensor:
     """Derivatives [B, n, N] of scores [B, n] at masks [n, N], the same for every image; `together`
     masks at a time."""
@@ -545,57 +533,6 @@ def mask_bytes(model: VisionModel, layout: TokenLayout) -> int:
     rows = max(1, len(special_rows(model, layout)))
     scores = block.heads * layout.n_patches * 2 * max(4, element) * 5  # where attention is explicit
     return model.n_layers * rows * (block.heads * block.head_dim * element * 24 + scores)
-
-
-@torch.no_grad()
-def need_gradients(
-    model: ImageModel,
-    name: str,
-    *,
-    start: int = 0,
-    remedy: str = "Use method='caap', which takes no gradient",
-) -> None:
-    """Refuse a model of which some part from block `start` on returns what has no gradient: a
-    residual path passes one around it, so that results would be wrong without an error. Each state
-    of the model is checked once."""
-    if not isinstance(model, VisionModel):
-        return
-    key = model.state_key()
-    known, least = model.memo.get("passes gradients", (None, 0))
-    if known == key and least <= start:
-        return
-    blank = blank_image(model, model.preprocess.size)
-    state, at = model.embed(blank), model.at(blank)  # hooks of others may expect all rows
-    try:
-        part = part_without_gradient(model.blocks[start:], state, at)
-        with torch.enable_grad():
-            h = state.detach().clone().requires_grad_()
-            if part is None and not model.readout(h, at.layout).requires_grad:
-                part = "readout"
-    except RuntimeError as failure:
-        if "Inference tensors" not in str(failure):
-            raise
-        reason = f"weights of {model.name} were made under torch.inference_mode"
-        raise NotDefined(name, reason, remedy) from failure
-    if part is not None:
-        reason = f"no gradient passes the {part} of {model.name}, as in quantised layers"
-        raise NotDefined(name, reason, remedy)
-    model.memo["passes gradients"] = (key, start)
-
-
-def part_without_gradient(blocks: Sequence[Block], state: Tensor, at: At) -> str | None:
-    """The first part of a block that no gradient passes, tried with rows [1, R, D]."""
-    with torch.inference_mode(False), torch.enable_grad():
-        h = state.detach().clone().requires_grad_()
-        for block in blocks:
-            q, k, v = block.qkv(h, at)
-            o = v.detach().repeat_interleave(block.heads // block.kv_heads, dim=1).transpose(1, 2)
-            after = block.finish(h.detach(), o.requires_grad_()) - h.detach()
-            parts = {"queries": q, "keys": k, "values": v, "output": after, "MLP": block.feed(h)}
-            for part, result in parts.items():
-                if not result.requires_grad and bool(result.any()):  # zeros lose nothing
-                    return f"{part} of {block.name}"
-    return None
 
 
 def _log_weights(masks: Tensor) -> tuple[Tensor, Tensor]:

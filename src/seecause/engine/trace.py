@@ -22,7 +22,7 @@ Special tokens always stay, and every kept patch keeps its own position (also a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -33,12 +33,11 @@ from torch import Tensor
 from seecause.engine.attend import Bank, Mask, attention_weights
 from seecause.engine.chunks import fit, in_chunks, run_in_chunks
 from seecause.engine.walk import Step, walk
-from seecause.errors import BadImage, BadOption
+from seecause.errors import BadImage, BadOption, NotDefined
 from seecause.files import digest
 from seecause.models.base import ImageModel
-from seecause.models.layout import At, TokenLayout
+from seecause.models.block import At, Block, TokenLayout, wide
 from seecause.models.view import VisionModel
-from seecause.types import wide
 
 Blank = Literal["white", "black", "mean", "noise", "blur-noise"]
 _KEPT = 8  # blank images, and half as many of their runs
@@ -154,9 +153,6 @@ def _draw(model: ImageModel, shape: tuple[int, ...], blank: Blank, seed: int) ->
 
     sigma = max(shape[-2:]) / 28
     reach = round(2 * sigma)
-    if reach >= min(shape[-2:]):
-        narrow = f"another one: {shape[-2]} x {shape[-1]} pixels are too narrow to blur"
-        raise BadOption("blank", blank, narrow)
     soft = gaussian_blur(noise, [2 * reach + 1] * 2, [sigma] * 2)
     return (soft - soft.mean()) / soft.std()
 
@@ -219,9 +215,6 @@ def kept_logits(model: VisionModel, h0: Tensor, keep: Tensor, at: At, *, start: 
     """Logits [B, C] of tokens h0 [B, T, D] that enter block `start`, whose patches outside keep [B,
     N] (bool) are dropped. Images that keep equally many patches run together."""
     layout, counts = at.layout, keep.sum(dim=1)
-    if keep.shape[-1] != layout.n_patches or not bool(counts.all()):
-        expected = f"[B, {layout.n_patches}] with at least one patch of each image"
-        raise BadOption("keep", list(keep.shape), expected)
     prefix = torch.arange(layout.prefix, device=keep.device).expand(len(keep), -1)
     patches = (~keep).byte().argsort(dim=1, stable=True) + layout.prefix  # kept ones first
     order, parts = [], []
@@ -376,3 +369,52 @@ def walk_back(model: VisionModel, layout: TokenLayout, steps: list[Tensor]) -> T
     for step in reversed(steps):
         row = row + (row[:, None] @ step)[:, 0]
     return row
+
+
+def special_rows(model: VisionModel, layout: TokenLayout) -> range:
+    """The special tokens that are computed under every mask: all of them, where one is read."""
+    read = bool(model.readout.read_prefix(layout)) or model.readout.over_prefix
+    return range(layout.prefix if read else 0)
+
+
+@torch.no_grad()
+def need_gradients(
+    model: ImageModel,
+    name: str,
+    *,
+    remedy: str = "Use method='caap', which takes no gradient",
+) -> None:
+    """Refuse a model of which some part returns what has no gradient: a residual path passes one
+    around it, so that results would be wrong without an error. Each state of the model is checked
+    once."""
+    if not isinstance(model, VisionModel):
+        return
+    key = model.state_key()
+    if model.memo.get("passes gradients") == key:
+        return
+    blank = blank_image(model, model.preprocess.size)
+    state, at = model.embed(blank), model.at(blank)  # hooks of others may expect all rows
+    part = part_without_gradient(model.blocks, state, at)
+    with torch.enable_grad():
+        h = state.detach().clone().requires_grad_()
+        if part is None and not model.readout(h, at.layout).requires_grad:
+            part = "readout"
+    if part is not None:
+        reason = f"no gradient passes the {part} of {model.name}, as in quantised layers"
+        raise NotDefined(name, reason, remedy)
+    model.memo["passes gradients"] = key
+
+
+def part_without_gradient(blocks: Sequence[Block], state: Tensor, at: At) -> str | None:
+    """The first part of a block that no gradient passes, tried with rows [1, R, D]."""
+    with torch.inference_mode(False), torch.enable_grad():
+        h = state.detach().clone().requires_grad_()
+        for block in blocks:
+            q, k, v = block.qkv(h, at)
+            o = v.detach().repeat_interleave(block.heads // block.kv_heads, dim=1).transpose(1, 2)
+            after = block.finish(h.detach(), o.requires_grad_()) - h.detach()
+            parts = {"queries": q, "keys": k, "values": v, "output": after, "MLP": block.feed(h)}
+            for part, result in parts.items():
+                if not result.requires_grad and bool(result.any()):  # zeros lose nothing
+                    return f"{part} of {block.name}"
+    return None

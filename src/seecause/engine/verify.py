@@ -35,13 +35,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seecause._images import first_line
 from seecause.engine.attend import attend
 from seecause.engine.trace import Trace, record
 from seecause.engine.walk import walk
 from seecause.errors import ViewMismatch
-from seecause.models.base import ImageModel
-from seecause.models.eval_mode import in_eval_mode
+from seecause.models.base import ImageModel, in_eval_mode
 from seecause.models.view import VisionModel
 
 if TYPE_CHECKING:
@@ -67,13 +65,10 @@ def verify(model: ImageModel, *, seed: int = 0) -> list[Probe]:
     output."""
     generator = torch.Generator().manual_seed(seed)
     images, near = random_images(model, generator), tolerance_of(model.dtype)
-    if not isinstance(model, VisionModel):
-        from seecause.models.staged import StagedModel
-
-        if isinstance(model, StagedModel):
-            return _verify_stages(model, images, near, generator)
-        return _verify_rows(cast("DenseModel", model), images, near, generator)
-    return _verify_tokens(model, images, near, generator)
+    if isinstance(model, VisionModel):
+        return _verify_tokens(model, images, near, generator)
+    probes = _verify_stages if model.architecture == "staged" else _verify_rows
+    return probes(cast(Any, model), images, near, generator)
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
@@ -94,10 +89,8 @@ def _verify_tokens(
 ) -> list[Probe]:
     try:
         tokens = model.embed(images[:1]).shape[1]
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as failure:
-        reason = f"it takes no images {list(images.shape)} ({first_line(failure)})"
+        reason = f"it takes no images {list(images.shape)}"
         remedy = "Give mean= and std= with one number for each channel, and the size= it takes"
         raise ViewMismatch("locality", "the embedding", reason, remedy) from failure
     if tokens != model.layout.tokens:

@@ -21,8 +21,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from seecause.errors import may_stop
-from seecause.models.block import Block, fused
-from seecause.models.layout import At
+from seecause.models.block import At, Block, fused
 
 Rows = Tensor | slice | list[int]
 

@@ -27,9 +27,8 @@ from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 from torchvision.utils import make_grid
 
 from seecause.background.images import Progress, no_progress
-from seecause.data.dataset import IGNORE, Dataset, Sample
+from seecause.data.dataset import IGNORE, Dataset, Sample, open_data
 from seecause.data.images import to_pil
-from seecause.data.registry import open_data
 from seecause.data.shortcuts import MINORITY
 from seecause.errors import BadOption
 from seecause.faithful.data import (
@@ -49,6 +48,7 @@ from seecause.faithful.interventions import (
 )
 from seecause.faithful.net import IFAM, By, IFAMOutput, Intervention
 from seecause.files import mend_folder, write_json
+from seecause.loading import ZOO, only_card, read_json, saved
 from seecause.metrics.annotations import (
     Overlap,
     foreground,
@@ -58,7 +58,6 @@ from seecause.metrics.annotations import (
     part_agreement,
 )
 from seecause.metrics.statistics import GroupAccuracy, auroc, group_accuracy, in9_right
-from seecause.models.load import ZOO, only_card, read_json, saved
 from seecause.models.preprocess import Preprocess
 
 CONFIG, BEST, EVALUATION = "config.json", "best", "evaluation.json"  # files of a training run

@@ -30,7 +30,7 @@ from torchvision.transforms.functional import affine
 from seecause.faithful.net import IFAM, IFAMOutput
 from seecause.faithful.parts import Noise
 from seecause.faithful.stages import is_token
-from seecause.types import wide
+from seecause.models.block import wide
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,7 @@ from seecause.faithful.stages import (
     visible_tokens,
 )
 from seecause.files import write_json
-from seecause.models.load import Source, build_native, fill, saved
+from seecause.loading import Source, build_native, fill, saved
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
 from seecause.options import Fraction, Limit, check_options

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from seecause._random import bits, lattice
 from seecause.errors import BadOption
-from seecause.types import wide, wide_dtype
+from seecause.models.block import wide, wide_dtype
 
 TIE = 1e-5  # of |z|^2 + |p|^2, whose rounding errors distances and dot products have
 

@@ -38,11 +38,9 @@ from seecause.engine.graphs import ModuleOwner, captured
 from seecause.engine.walk import walk
 from seecause.errors import NotDefined, UnsupportedModel
 from seecause.faithful.parts import Assignment, Modulation, distances, dot_products, new_prototypes
-from seecause.models.block import chain, fused, hiding
-from seecause.models.layout import TokenLayout
+from seecause.models.block import TokenLayout, chain, fused, hiding, wide
 from seecause.models.parts import Parts, find_parts
 from seecause.models.transformers import tower_of
-from seecause.types import wide
 
 if TYPE_CHECKING:
     from seecause.faithful.net import IFAM

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import default_collate
 
-from seecause.data.registry import open_data
+from seecause.data.dataset import open_data
 from seecause.errors import BadOption, SeecauseError
 from seecause.faithful.data import (
     Augment,

@@ -26,12 +26,12 @@ from torch import Tensor
 
 from seecause.errors import BadInput, BadOption
 from seecause.files import digest, write_atomic
+from seecause.loading import reading
 from seecause.lvlm.cache import run_prefix
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt
-from seecause.models.load import reading
+from seecause.models.block import wide_dtype
 from seecause.options import checked
-from seecause.types import wide_dtype
 
 Size = tuple[int, int]  # height, width
 QUESTION = "What is this?"  # any will do, except where image tokens read it (`with_words_of`)

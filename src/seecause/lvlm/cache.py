@@ -30,10 +30,8 @@ from seecause.engine import kernel
 from seecause.engine.attend import Bank, Mask, Part, attend, merge_pair
 from seecause.engine.walk import HasBlocks, walk
 from seecause.lvlm.prompt import Prompt
-from seecause.models.block import Block, Fn
+from seecause.models.block import At, Block, Fn, wide
 from seecause.models.decoder import SWAP, TABLE, Decoder, rotate, run, sees_all_before
-from seecause.models.layout import At
-from seecause.types import wide
 
 _HALF = (torch.float16, torch.bfloat16)
 _AMPERE = (8, 0)  # the first with the fused kernel
@@ -106,19 +104,6 @@ def norm_of_rows(native: Any) -> Fn:
     return run if hasattr(native, "variance_epsilon") else native
 
 
-def gated_feed(native: Any) -> Fn:
-    """A native MLP whose hidden layer is gated, gate and product in one kernel where there is
-    one."""
-
-    def run(x: Tensor) -> Tensor:
-        if not kernel.fits_states(x):
-            return native(x)
-        return native.down_proj(kernel.gated(native.gate_proj(x), native.up_proj(x)))
-
-    parts = all(hasattr(native, f"{name}_proj") for name in ("gate", "up", "down"))
-    return run if parts and type(native.act_fn).__name__ in ("SiLU", "SiLUActivation") else native
-
-
 def with_own_text(
     q: Tensor,
     k: Tensor,
@@ -134,10 +119,7 @@ def with_own_text(
     as in `read_own`; one kernel where there is one."""
     few = q.shape[2] == k.shape[2] <= kernel.MOST_ROWS and keep is None
     if few and kernel.fits_rows(q):
-        if choose.dtype == torch.float32:
-            return kernel.soft_text(q, k, v, image, average, choose, scale=scale)
-        if not kernel.has_slope(q, k, v):
-            return kernel.own_text(q, k, v, image, average, choose, scale=scale)
+        return kernel.own_text(q, k, v, image, average, choose, scale=scale)
     return blend(read_own(q, k, v, scale=scale, keep=keep), image, average, choose)
 
 

@@ -35,7 +35,7 @@ from seecause.lvlm.bank import QUESTION, MeanBank, with_words_of
 from seecause.lvlm.cache import KeyValue, run_prefix
 from seecause.lvlm.model import LVLM, Head
 from seecause.lvlm.prompt import Prompt, read
-from seecause.models.layout import At
+from seecause.models.block import At
 
 ATTENTION = "seecause_edited"  # in transformers' registry
 FEATURES, ENCODER = "mm_encoder_outputs", "get_image_features"

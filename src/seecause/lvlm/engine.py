@@ -26,7 +26,7 @@ from torch import Tensor
 from seecause import __version__
 from seecause.engine.attend import Bank, attend, attention_weights
 from seecause.engine.chunks import fit, in_chunks
-from seecause.engine.sweep import part_without_gradient
+from seecause.engine.trace import part_without_gradient
 from seecause.engine.walk import walk
 from seecause.errors import BadInput, BadOption, NotDefined
 from seecause.lvlm.bank import MeanBank
@@ -39,10 +39,10 @@ from seecause.lvlm.cache import (
 )
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt
+from seecause.models.base import check_eval_mode
+from seecause.models.block import wide, wide_dtype
 from seecause.models.decoder import sees_all_before
-from seecause.models.eval_mode import check_eval_mode
 from seecause.options import Whole, checked
-from seecause.types import wide, wide_dtype
 
 # masks at once, when all text rows run; more is not faster, and thousands divide evenly
 MOST = {"cuda": 500, "cpu": 64}

@@ -25,9 +25,9 @@ from seecause.engine.verify import TOLERANCE, Probe, compare, listening, need_fi
 from seecause.engine.walk import walk
 from seecause.errors import BadInput, BadOption, UnknownName
 from seecause.files import digest
+from seecause.loading import ZOO, fetched, pretrained, pretrained_model
 from seecause.lvlm import prompt as prompts
 from seecause.lvlm.cache import (
-    gated_feed,
     norm_of_rows,
     read_shared,
     rotate_rows,
@@ -36,20 +36,10 @@ from seecause.lvlm.cache import (
 )
 from seecause.lvlm.prompt import Prompt
 from seecause.models import decoder
-from seecause.models.block import Block, chain
+from seecause.models.base import device_of, parse_device, parse_dtype, weights_key
+from seecause.models.block import Block, chain, wide_dtype
 from seecause.models.decoder import Decoder, norms_of, sees_all_before, with_deepstack
-from seecause.models.eval_mode import weights_key
-from seecause.models.load import (
-    ZOO,
-    device_of,
-    fetched,
-    parse_device,
-    parse_dtype,
-    pretrained,
-    pretrained_model,
-)
 from seecause.options import checked
-from seecause.types import wide_dtype
 
 Head = tuple[int, int]  # (layer, head), both from 0
 _SAMPLED = 1024  # values of each weight that the fingerprint reads, or more
@@ -283,7 +273,7 @@ def wrap(
         _, before, behind = norms_of(native)
         block.rotate = partial(rotate_rows, table=table)
         block.norm = norm_of_rows(native.input_layernorm)
-        block.feed = chain(norm_of_rows(before), gated_feed(native.mlp), behind)
+        block.feed = chain(norm_of_rows(before), native.mlp, behind)
     if check:
         verify(view, None if inputs is None else view.read(inputs))
     return view

@@ -24,9 +24,9 @@ from PIL import Image
 from torch import Tensor
 
 from seecause.errors import BadInput
+from seecause.models.base import check_eval_mode
+from seecause.models.block import At
 from seecause.models.decoder import ImageTokens, arriving, image_tokens, planted_span
-from seecause.models.eval_mode import check_eval_mode
-from seecause.models.layout import At
 
 if TYPE_CHECKING:
     from seecause.lvlm.model import LVLM

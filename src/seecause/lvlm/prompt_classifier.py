@@ -45,13 +45,20 @@ from seecause.files import digest, write_atomic, write_json
 from seecause.lvlm import prompt as prompts
 from seecause.lvlm.model import LVLM
 from seecause.models.base import Architecture
-from seecause.models.block import Block, columns, output_weight, same
+from seecause.models.block import (
+    At,
+    Block,
+    TokenLayout,
+    columns,
+    output_weight,
+    same,
+    wide,
+    wide_dtype,
+)
 from seecause.models.decoder import VisionTower, run, vision_tower
-from seecause.models.layout import At, TokenLayout
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
 from seecause.models.view import Readout, VisionModel
 from seecause.options import checked
-from seecause.types import wide, wide_dtype
 
 By = Literal["name_ll", "label_token"]
 LISTED = "{question}\n{options}\nAnswer with the letter of the right option."

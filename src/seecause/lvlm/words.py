@@ -37,10 +37,10 @@ from seecause.lvlm.attribute import (
 from seecause.lvlm.bank import MeanBank
 from seecause.lvlm.engine import MaskedRows
 from seecause.lvlm.model import LVLM, Head
+from seecause.models.block import wide
 from seecause.models.decoder import ImageTokens
 from seecause.options import Count, Seed, checked
 from seecause.results import Result
-from seecause.types import wide
 
 LENGTH = 24  # tokens of an answer, at most
 LEAST_SLOPES = 16  # masks at which each word is differentiated, at least

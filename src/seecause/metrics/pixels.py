@@ -22,9 +22,8 @@ from torch import Tensor
 from seecause.engine.chunks import batched, fit, in_chunks
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
-from seecause.models.layout import pixel_cells
+from seecause.models.block import pixel_cells, wide
 from seecause.target import Score, Spec, Target, parse
-from seecause.types import wide
 
 Order = Literal["pixel", "patch"]
 Steps = Literal["rise", "patch"] | int

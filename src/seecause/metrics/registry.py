@@ -24,8 +24,7 @@ from torch import Tensor
 
 from seecause.errors import BadOption, UnknownName
 from seecause.metrics.statistics import summarise
-from seecause.models.base import ImageModel
-from seecause.models.eval_mode import in_eval_mode
+from seecause.models.base import ImageModel, in_eval_mode
 from seecause.options import check_options, summary_of
 from seecause.registry import Registry
 from seecause.target import Spec

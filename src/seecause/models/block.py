@@ -1,4 +1,4 @@
-"""One transformer block of a native model, split where interventions happen.
+"""Which tokens there are, and one transformer block, split where interventions happen.
 
     qkv -> attend -> finish
 
@@ -27,8 +27,8 @@ releases rename them:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -36,7 +36,136 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
-from seecause.models.layout import At
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The one rule about precision: float64 stays, everything else is scored in float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def wide(x: Tensor) -> Tensor:
+    """A tensor in its `wide_dtype`."""
+    return x.to(wide_dtype(x.dtype))
+
+
+def span(tokens: Sequence[int]) -> slice | list[int]:
+    """Neighbouring tokens as a slice: an index by a list is copied from the host."""
+    start, stop = (tokens[0], tokens[0] + len(tokens)) if tokens else (0, 0)
+    return slice(start, stop) if list(tokens) == list(range(start, stop)) else list(tokens)
+
+
+def pair(side: int | Sequence[int]) -> tuple[int, int]:
+    """Height and width as configs of transformers write them: one number is both."""
+    return (side, side) if isinstance(side, int) else (side[0], side[1])
+
+
+def pixel_cells(pixels: int, cells: int, device: torch.device | str = "cpu") -> Tensor:
+    """Which of so many cells each pixel of a side lies in, [pixels]."""
+    return torch.arange(pixels, device=device) * cells // pixels
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """The order of tokens: `prefix` special ones, then the patch grid row by row.
+
+    Of a film the grid holds the frames' grids one below the other, at so many `times`.
+    `class_index`, `distill_index` and `registers` are positions inside the prefix.
+    """
+
+    grid: tuple[int, int]
+    prefix: int
+    class_index: int | None = None
+    distill_index: int | None = None
+    registers: tuple[int, ...] = ()
+    times: int = 1
+
+    @property
+    def cells(self) -> tuple[int, ...]:
+        """The shape of maps: rows and columns; of a film times, rows and columns."""
+        if self.times == 1:
+            return self.grid
+        return (self.times, self.grid[0] // self.times, self.grid[1])
+
+    @property
+    def n_patches(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def tokens(self) -> int:
+        return self.prefix + self.n_patches
+
+    @property
+    def patches(self) -> slice:
+        return slice(self.prefix, self.tokens)
+
+    @staticmethod
+    def of_cells(cell: tuple[int, int]) -> Callable[[int, int], TokenLayout]:
+        """`layout_at` of images that are cut into cells of so many pixels."""
+        return lambda height, width: TokenLayout((height // cell[0], width // cell[1]), prefix=0)
+
+    @staticmethod
+    def of_special(grid: tuple[int, int], special: int, registers: int = 0) -> TokenLayout:
+        """A layout whose `special` tokens (class, distillation) and then registers come first."""
+        return TokenLayout(
+            grid,
+            prefix=special + registers,
+            class_index=0 if special else None,
+            distill_index=1 if special > 1 else None,
+            registers=tuple(range(special, special + registers)),
+        )
+
+    def at(self, device: torch.device | str = "cpu") -> At:
+        """The positions of the whole sequence, in order."""
+        return At(torch.arange(self.tokens, device=device), self)
+
+
+@dataclass(frozen=True, eq=False)
+class At:
+    """Which tokens some rows are: index [R] or [B, R] into the sequence of `layout`.
+
+    `memo` lets rotary tables be computed once per run; rows taken from one run share it. `facts`
+    are what blocks may know about the tokens of each image beside their states (block.py).
+    """
+
+    index: Tensor
+    layout: TokenLayout
+    memo: dict[Any, Tensor] = field(default_factory=dict, repr=False)
+    facts: Tensor | None = None  # [1|B, T, F], of the whole sequence
+
+    def take(self, index: Tensor) -> At:
+        """Other rows of the same run."""
+        return replace(self, index=index)
+
+    @cached_property
+    def row_facts(self) -> Tensor:
+        """The facts of these rows, [1|B, R, F]."""
+        assert self.facts is not None, "blocks ask for facts, and the run has none"
+        if self.index.ndim == 1:
+            return self.facts[:, self.index]
+        images = torch.arange(len(self.index), device=self.index.device) % len(self.facts)
+        return self.facts[images[:, None], self.index]
+
+    def with_facts(self, change: Callable[[Tensor], Tensor]) -> At:
+        """These rows with other facts, if there are any."""
+        return self if self.facts is None else replace(self, facts=change(self.facts))
+
+    def of(self, images: Tensor | slice) -> At:
+        """These rows of some of the images."""
+        return self.with_facts(lambda facts: facts if len(facts) == 1 else facts[images])
+
+    def copies(self, count: int) -> At:
+        """These rows of `count` copies of all images, one copy after the other."""
+        return self.with_facts(lambda facts: facts.repeat(count, 1, 1))
+
+    def where(self, mark: Tensor, other: At) -> At:
+        """The other run's facts for tokens that are marked [T] or [B, T]."""
+        theirs = other.facts
+        if theirs is None:
+            return self
+        return self.with_facts(lambda facts: torch.where(mark[..., None], theirs, facts))
+
+
+# ---------------------------------------------------------------- blocks
 
 Fn = Callable[[Tensor], Tensor]
 Project = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -200,18 +329,9 @@ def apart(q: Fn, k: Fn, v: Fn, head_dim: int) -> Project:
     return project
 
 
-def packed(attention: Any, where: str) -> dict[str, Any]:
+def packed(attention: Any) -> dict[str, Any]:
     """What a `Block` needs of `nn.MultiheadAttention` and its relatives. That never calls its
-    output projection as a module, so hooks there never fire; weights are read at each call. Refuses
-    the rare options that add keys or change the order of axes."""
-    extra = getattr(attention, "bias_k", None) is not None or getattr(
-        attention, "add_zero_attn", False
-    )
-    if attention.in_proj_weight is None or extra or not getattr(attention, "batch_first", True):
-        raise UnsupportedModel(
-            f"{type(attention).__name__} ({where})",
-            "only packed, batch-first attention without extra keys is split",
-        )
+    output projection as a module, so hooks there never fire; weights are read at each call."""
     return {
         "heads": attention.num_heads,
         "head_dim": attention.head_dim,

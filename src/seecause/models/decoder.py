@@ -30,8 +30,7 @@ from torch import Tensor, nn
 from seecause.engine.walk import walk
 from seecause.errors import UnsupportedModel
 from seecause.models import transformers
-from seecause.models.block import Block, Fn, apart, chain, same, times
-from seecause.models.layout import At, TokenLayout, pair
+from seecause.models.block import At, Block, Fn, TokenLayout, apart, chain, pair, same, times
 
 ATTENTION = "few_image_readers"
 # what positions remember

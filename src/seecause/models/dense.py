@@ -21,16 +21,6 @@ there, so query k stays the same whatever is put in.
 The places of an encoder have already read each other, and feature maps have seen their
 surroundings: a high value says where the row read, and mostly, not only, what lies there.
 
-A target names a row. Pixels are those of the model's frame, the size that `preprocess` gives:
-
-    Box(3)                          query 3 and its best class                  box:3
-    Box(3, label="cat")             query 3 and the class cat                   box:3:cat
-    Box(label="cat")                the box with the highest score for cat      box:cat
-    Region((10, 20, 60, 80))        x from 10 to 60, y from 20 to 80, and       region:10,20,60,80
-                                    the class of most of these pixels
-    Region((30, 40), label="sky")   one pixel and a class                       region:30,40:sky
-    Region(mask)                    any pixels [H, W]
-
 `aim` chooses the row in an image and returns a view that predicts it alone. Before that, a detector
 predicts its surest box, and a segmentation model the mean over all pixels.
 """
@@ -53,128 +43,16 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel
 from seecause.models.base import Architecture, ImageModel
-from seecause.models.layout import TokenLayout
+from seecause.models.block import TokenLayout
 from seecause.models.parts import WrapOptions, class_names
 from seecause.models.preprocess import Preprocess
+from seecause.target import Box, Region, parse_row, rectangle
 
 SURE, MOST_BOXES = 0.5, 30  # probability of boxes that are listed, and how many at most
 MOST_STRIDE = 32  # pixels of a cell, where levels can be chosen from
 
 
-# ---------------------------------------------------------------- targets
-
-
-@dataclass(frozen=True)
-class Box:
-    """One box of a detector, as the target of `sc.attribute`.
-
-    Args:
-        index: The number of the query; None for the one with the highest score.
-        label: The class whose score is explained; None for the best class of the box.
-
-    Example:
-        >>> Box.parse("box:3:cat")
-        Box(index=3, label='cat')
-    """
-
-    index: int | None = None
-    label: str | int | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> Box:
-        """`box:INDEX`, `box:INDEX:CLASS`, `box:CLASS`."""
-        _, first, *rest = text.split(":", 2)
-        if not first.isdigit():
-            return cls(label=":".join([first, *rest]))
-        return cls(int(first), label=rest[0] if rest else None)
-
-
-@dataclass(frozen=True, eq=False)
-class Region:
-    """Pixels of the image, as the target of `sc.attribute`.
-
-    Args:
-        where: Corners (x0, y0, x1, y1), one place (x, y), a mask [H, W], or None for the pixels of
-            the largest class.
-        label: The class whose score is explained; None for the class of most of these pixels.
-
-    Example:
-        >>> Region.parse("region:10,20,60,80:sky").where
-        (10.0, 20.0, 60.0, 80.0)
-    """
-
-    where: Sequence[float] | Tensor | None = None
-    label: str | int | None = None
-
-    def __post_init__(self) -> None:
-        where: Any = self.where
-        if where is None:
-            return
-        if getattr(where, "ndim", 1) == 2:  # a mask, of torch or numpy
-            object.__setattr__(self, "where", torch.as_tensor(where))
-            return
-        numbers = tuple(float(number) for number in where)
-        if len(numbers) not in (2, 4) or not all(map(math.isfinite, numbers)):
-            raise BadOption("region", where, "(x, y), (x0, y0, x1, y1) or a mask [H, W]")
-        object.__setattr__(self, "where", numbers)
-
-    @classmethod
-    def parse(cls, text: str) -> Region:
-        """`region:X,Y`, `region:X0,Y0,X1,Y1`, each with `:CLASS` or without."""
-        _, corners, *rest = text.split(":", 2)
-        try:
-            where = tuple(float(number) for number in corners.split(","))
-        except ValueError:
-            raise BadOption("region", corners, "X,Y or X0,Y0,X1,Y1 in pixels") from None
-        return cls(where, rest[0] if rest else None)
-
-    def framed(self, steps: Preprocess, height: int, width: int) -> Region:
-        """The region of an image of height x width, in the frame of a model's preprocessing
-        `steps`; what lies outside of the frame is cut off."""
-        if self.where is None:
-            return self
-        if isinstance(self.where, Tensor):
-            return Region(steps.mask(self.where.cpu().numpy()), self.label)
-        points = steps.points(torch.tensor(self.where).view(-1, 2), height, width)
-        most = points.new_tensor([steps.size[1], steps.size[0]])
-        if len(points) == 1 and not ((points >= 0) & (points < most)).all():
-            raise BadOption("region", self.where, "a place that the model sees: it was cut away")
-        ends = points.clamp(torch.zeros_like(most), most)
-        if len(points) == 2:
-            ends = torch.stack([ends[0].floor(), ends[1].ceil()])
-        return Region(tuple(ends.flatten().tolist()), self.label)
-
-    def mask(self, size: tuple[int, int]) -> Tensor:
-        """Its pixels [H, W] in a frame of `size`."""
-        where: Any = self.where
-        if isinstance(where, Tensor):
-            mask = where.detach().cpu() > 0
-            if tuple(mask.shape) != tuple(size) or not mask.any():
-                shape = f"{int(mask.sum())} pixels of a mask {list(mask.shape)}"
-                raise BadOption("region", shape, f"pixels of a mask {list(size)}, at least one")
-            return mask
-        x0, y0 = (int(number) for number in where[:2])
-        x1, y1 = (int(number) for number in where[2:]) if len(where) == 4 else (x0 + 1, y0 + 1)
-        if not (0 <= x0 < x1 <= size[1] and 0 <= y0 < y1 <= size[0]):
-            inside = f"0 <= x0 < x1 <= {size[1]} and 0 <= y0 < y1 <= {size[0]}"
-            raise BadOption("region", where, f"corners in the model's frame: {inside}")
-        return rectangle((x0, y0, x1, y1), size)
-
-
-def rectangle(corners: Sequence[int], size: tuple[int, int]) -> Tensor:
-    """The pixels [H, W] of a box x0, y0, x1, y1, cut to the frame; a box outside of it has none."""
-    x0, y0, x1, y1 = (max(0, corner) for corner in corners)
-    mask = torch.zeros(size, dtype=torch.bool)
-    mask[y0:y1, x0:x1] = True
-    return mask
-
-
-def parse_row(spec: Any) -> Box | Region | None:
-    """The row that a target names; None where it names none."""
-    for kind, start in ((Box, "box:"), (Region, "region:")):
-        if isinstance(spec, str) and spec.startswith(start):
-            return kind.parse(spec)
-    return spec if isinstance(spec, Box | Region) else None
+# ---------------------------------------------------------------- aims
 
 
 @dataclass(frozen=True)

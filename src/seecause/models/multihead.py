@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
 from seecause.models import timm
-from seecause.models.block import Block, Fn, Packed, chain, packed, same
-from seecause.models.layout import TokenLayout, pair
+from seecause.models.block import Block, Fn, Packed, TokenLayout, chain, packed, pair, same
 from seecause.models.parts import Parts, TextInput, as_inputs, require_text
 from seecause.models.preprocess import Preprocess
 
@@ -58,7 +57,7 @@ def _torchvision(module: Any, kind: str) -> Parts:
                 native=native,
                 norm=native.ln_1,
                 feed=chain(native.ln_2, native.mlp),
-                **packed(native.self_attention, f"blocks.{index}"),
+                **packed(native.self_attention),
             )
             for index, native in enumerate(module.encoder.layers)
         ],
@@ -152,7 +151,7 @@ def _open_clip_block(native: Any, name: str) -> Block:
         norm=native.ln_1,
         branch=native.ls_1,
         feed=chain(native.ln_2, native.mlp, native.ls_2),
-        **packed(attention, name),
+        **packed(attention),
     )
 
 

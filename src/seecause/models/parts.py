@@ -29,8 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.errors import BadOption, UnsupportedModel
-from seecause.models.block import Block, Fn, chain, same
-from seecause.models.layout import TokenLayout
+from seecause.models.block import Block, Fn, TokenLayout, chain, same
 from seecause.models.preprocess import Preprocess, from_timm
 from seecause.models.view import Kind, LatentPool, Readout, VisionModel
 from seecause.registry import plugins
@@ -221,17 +220,17 @@ class Parts:
                 "pass head= (a matrix [classes, width] or a module)",
             )
         kind, layout = options.pool or self.pool, self.layout_at(*(self.size or self.patch))
-        present: dict[Kind, bool] = {
-            "cls": layout.class_index is not None,
-            "cls+dist": layout.distill_index is not None,
-            "mean": True,
-            "cls+mean": layout.class_index is not None,
-            "latent": self.latent is not None,
+        needs: dict[Kind, Any] = {
+            "cls": layout.class_index,
+            "cls+dist": layout.distill_index,
+            "mean": layout,
+            "cls+mean": layout.class_index,
+            "latent": self.latent,
         }
-        if options.head is None:  # the module's own classifier reads one pooling
-            present = {known: known == self.pool for known in present}
-        readable = [known for known, there in present.items() if there]
-        if kind not in readable:
+        readable = [known for known, part in needs.items() if part is not None]
+        if options.head is None and self.pool is not None:
+            readable = [self.pool]  # the module's own classifier reads one pooling
+        if kind is None or kind not in readable:
             how = f"{' or '.join(readable)}, which this model's tokens can be read by"
             raise BadOption("pool", kind, f"{how}; other pools need head=")
         return kind
@@ -301,16 +300,11 @@ def find_parts(
             reason = f"None: {type(module).__name__} has no text tower"
             raise BadOption("tokenizer", text.tokenize, reason)
         return parts
-    reason, remedy = f"no adapter knows it (adapters: {', '.join(ADAPTERS)})", "see docs/models.md"
-    for name, part in module.named_children():
-        if type(part).__module__.split(".")[0] in ADAPTERS or hasattr(part, "view_parts"):
-            reason = f"it is no model of {', '.join(ADAPTERS)}, but holds one"
-            place = f"module.{name}"
-            remedy = (
-                f"wrap that: sc.wrap({place}), or sc.wrap({place}, head=module.HEAD, pool='cls')"
-            )
-            break
-    raise UnsupportedModel(f"{type(module).__module__}.{type(module).__name__}", reason, remedy)
+    raise UnsupportedModel(
+        f"{type(module).__module__}.{type(module).__name__}",
+        f"it is no model of {', '.join(ADAPTERS)}",
+        "if it holds one, wrap that: sc.wrap(module.PART, head=module.HEAD, pool='cls')",
+    )
 
 
 def _find(

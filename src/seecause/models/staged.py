@@ -31,8 +31,7 @@ from torch import Tensor, nn
 
 from seecause.errors import BadOption, UnknownName, UnsupportedModel
 from seecause.models.base import Architecture, ImageModel
-from seecause.models.block import Fn, chain, same
-from seecause.models.layout import TokenLayout
+from seecause.models.block import Fn, TokenLayout, chain, same
 from seecause.models.parts import WrapOptions, head_for
 from seecause.models.preprocess import Preprocess, from_timm
 
@@ -148,6 +147,7 @@ class StagedParts:
     fixed_size: bool = False
     size: tuple[int, int] | None = None
 
+    @torch.no_grad()
     def assemble(self, module: nn.Module, options: WrapOptions) -> StagedModel:
         """A view of these parts, with the options of the caller; a head is for networks whose own
         classifier was removed."""
@@ -163,8 +163,7 @@ class StagedParts:
             raise BadOption("head", type(head).__name__, own)
         added = None if head is None else head_for(head, next(module.parameters()))
         steps = options.preprocess_for(self, kind)
-        cell = _cell(module, self, (len(steps.mean), *steps.size))
-        return StagedModel(
+        model = StagedModel(
             module=module,
             name=options.name,
             family=self.family,
@@ -172,28 +171,23 @@ class StagedParts:
             rest=self.rest if added is None else chain(self.rest, added),
             cells=self.cells,
             preprocess=steps,
-            layout_at=TokenLayout.of_cells(cell),
-            patch=cell,
+            layout_at=TokenLayout.of_cells((1, 1)),
+            patch=(1, 1),
             native=self.native if added is None else chain(self.native, added),
             classes=options.class_names(self),
             sigmoid=bool(options.sigmoid),
             fixed_size=self.fixed_size,
             extra=added,
         )
-
-
-@torch.no_grad()
-def _cell(module: nn.Module, parts: StagedParts, shape: tuple[int, int, int]) -> tuple[int, int]:
-    """Pixels of one cell, from a run up to the stage of the cells."""
-    features = next(module.parameters()).new_zeros(1, *shape)
-    for stage in parts.stages[: [stage.name for stage in parts.stages].index(parts.cells) + 1]:
-        features = stage(features)
-    (height, width), (rows, columns) = shape[1:], features.shape[-2:]
-    if height % rows or width % columns:
-        reason = f"{rows} x {columns} cells do not tile {height} x {width} pixels"
-        expected = f"a multiple of the stride at {parts.cells}: {reason}"
-        raise BadOption("size", shape[1:], expected)
-    return height // rows, width // columns
+        (high, wide), blank = steps.size, model.zeros(steps.size)
+        rows, columns = model.run_to(self.cells, blank).shape[-2:]
+        if high % rows or wide % columns:
+            reason = f"{rows} x {columns} cells do not tile {high} x {wide} pixels"
+            expected = f"a multiple of the stride at {self.cells}: {reason}"
+            raise BadOption("size", steps.size, expected)
+        model.patch = (high // rows, wide // columns)
+        model.layout_at = TokenLayout.of_cells(model.patch)
+        return model
 
 
 Split = tuple[list[Stage], list[Fn]]  # stages, and what follows the last of them

@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
 from seecause.models.block import (
+    At,
     Block,
     Fn,
+    TokenLayout,
     apart,
     chain,
     same,
     times,
 )
-from seecause.models.layout import At, TokenLayout
 from seecause.models.parts import Parts, unwrapped
 from seecause.models.preprocess import from_timm
 from seecause.models.view import Kind, LatentPool
@@ -89,16 +90,8 @@ def _layout(module: Any, distilled: bool, dynamic: bool, height: int, width: int
     grid = (
         (height // patch[0], width // patch[1]) if dynamic else tuple(module.patch_embed.grid_size)
     )
-    prefix = int(module.num_prefix_tokens)
-    has_class = getattr(module, "cls_token", None) is not None
-    special = int(has_class) + int(distilled)
-    return TokenLayout(
-        grid=grid,
-        prefix=prefix,
-        class_index=0 if has_class else None,
-        distill_index=1 if distilled else None,
-        registers=tuple(range(special, prefix)),
-    )
+    special = int(getattr(module, "cls_token", None) is not None) + int(distilled)
+    return TokenLayout.of_special(grid, special, module.num_prefix_tokens - special)
 
 
 def _block(native: Any, name: str, rotate: Callable[[Tensor, At], Tensor] | None) -> Block:
@@ -206,8 +199,6 @@ def _head(module: Any, distilled: bool) -> Fn | None:
 
 def _latent(pool: Any) -> LatentPool:
     shape = (pool.num_heads, pool.head_dim)
-    if pool.pos_embed is not None:
-        raise UnsupportedModel("timm AttentionPoolLatent", "its positional embedding is not split")
 
     def query() -> Tensor:
         return pool.q_norm(pool.q(pool.latent).unflatten(-1, shape).transpose(1, 2))

@@ -22,18 +22,19 @@ from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
 from seecause.models.block import (
+    At,
     Block,
     Fn,
+    TokenLayout,
     apart,
     chain,
     first_or_none,
     mix_packed,
     packed,
+    pair,
     project_packed,
     same,
 )
-from seecause.models.dense import DENSE_FAMILIES
-from seecause.models.layout import At, TokenLayout, pair
 from seecause.models.parts import (
     Parts,
     TextInput,
@@ -74,9 +75,7 @@ def tower_of(module: nn.Module) -> Any:
 
 def blocks_of(tower: nn.Module) -> list[Block]:
     """Every block of a tower, in order. The first list of modules in a tower is its stack."""
-    stack = next((part for part in tower.modules() if isinstance(part, nn.ModuleList)), None)
-    if stack is None:
-        raise UnsupportedModel(f"transformers {type(tower).__name__}", "it has no list of blocks")
+    stack = next(part for part in tower.modules() if isinstance(part, nn.ModuleList))
     rope = getattr(tower, "rope_embeddings", None)
     rotate = None if rope is None else partial(_rotate, rope)
     return [_block(native, f"blocks.{i}", rotate) for i, native in enumerate(stack)]
@@ -151,7 +150,7 @@ def latent_pool(pool: Any) -> LatentPool:
         x = mix_packed(attention, o.flatten(2))
         return (x + pool.mlp(pool.layernorm(x)))[:, 0]
 
-    return LatentPool(packed(attention, "pool")["scale"], query, kv, finish)
+    return LatentPool(packed(attention)["scale"], query, kv, finish)
 
 
 @dataclass(frozen=True)
@@ -258,6 +257,8 @@ def find(module: Any, kind: str, *, text: TextInput | None = None) -> Parts:
 def _reading(kind: str) -> Reading:
     if kind in READINGS:
         return READINGS[kind]
+    from seecause.models.dense import DENSE_FAMILIES
+
     reasons = [why for start, why in REFUSED.items() if kind.startswith(start)]
     raise UnsupportedModel(
         f"transformers {kind}",
@@ -267,17 +268,11 @@ def _reading(kind: str) -> Reading:
 
 
 def _layout(embeddings: Any, patch: tuple[int, int], height: int, width: int) -> TokenLayout:
-    has_class = any(hasattr(embeddings, name) for name in ("cls_token", "class_embedding"))
-    distilled = hasattr(embeddings, "distillation_token")
-    special = int(has_class) + int(distilled)
+    special = ("cls_token", "class_embedding", "distillation_token")  # one has either of the first
     registers = embeddings.register_tokens.shape[1] if hasattr(embeddings, "register_tokens") else 0
-    return TokenLayout(
-        grid=(height // patch[0], width // patch[1]),
-        prefix=special + registers,
-        class_index=0 if has_class else None,
-        distill_index=1 if distilled else None,
-        registers=tuple(range(special, special + registers)),
-    )
+    grid = (height // patch[0], width // patch[1])
+    count = sum(hasattr(embeddings, name) for name in special)
+    return TokenLayout.of_special(grid, count, registers)
 
 
 def _resize(embeddings: Any, size: tuple[int, int], images: Tensor) -> dict[str, Any]:

@@ -23,8 +23,7 @@ from torch import Tensor
 from seecause.engine.walk import walk
 from seecause.files import digest
 from seecause.models.base import Architecture, ImageModel
-from seecause.models.block import Block, Fn, fused, same
-from seecause.models.layout import At, TokenLayout, span
+from seecause.models.block import At, Block, Fn, TokenLayout, fused, same, span
 
 # words: through a language model (lvlm.classifier)
 Kind = Literal["cls", "cls+dist", "mean", "cls+mean", "latent", "words"]
@@ -52,13 +51,9 @@ class Readout:
 
     def read_prefix(self, layout: TokenLayout) -> tuple[int, ...]:
         """The special tokens that the head reads, in the order it expects."""
-        if self.kind not in ("cls", "cls+mean", "cls+dist"):
-            return ()
-        assert layout.class_index is not None, "this readout needs a class token"
-        if self.kind != "cls+dist":
-            return (layout.class_index,)
-        assert layout.distill_index is not None, "this readout needs a distillation token"
-        return (layout.class_index, layout.distill_index)
+        read = [layout.class_index] if self.kind in ("cls", "cls+mean", "cls+dist") else []
+        read += [layout.distill_index] if self.kind == "cls+dist" else []
+        return tuple(token for token in read if token is not None)
 
     def averaged(self, layout: TokenLayout) -> slice:
         """The tokens that mean and latent readouts read."""

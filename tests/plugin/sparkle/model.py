@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from seecause.models.block import Block, chain
-from seecause.models.layout import TokenLayout
+from seecause.models.block import Block, TokenLayout, chain
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
 

@@ -23,9 +23,9 @@ from seecause.engine.sweep import Tail
 from seecause.engine.trace import Blank
 from seecause.errors import BadOption, SeecauseError, UnknownName
 from seecause.models.base import ImageModel
+from seecause.models.block import wide
 from seecause.report.figures import data_uri, heat_layer, number, scale_of
 from seecause.target import spread
-from seecause.types import wide
 
 PANELS = ("explain", "swap", "heads", "repair", "parts", "ask", "runs")  # in the order of tabs
 SHOWN = 5  # classes

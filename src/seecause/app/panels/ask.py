@@ -37,8 +37,8 @@ from seecause.lvlm import (
 )
 from seecause.lvlm.attribute import masked_runs
 from seecause.lvlm.prompt import Prompt
+from seecause.models.block import wide
 from seecause.report.figures import data_uri
-from seecause.types import wide
 
 LENGTH = 24  # tokens of an answer
 SHOWN = 5  # words that are weighed against each other

@@ -41,11 +41,11 @@ from seecause.data.images import to_pil
 from seecause.engine.sweep import Sweep, SweepPlan
 from seecause.engine.trace import blank_image
 from seecause.errors import BadOption
+from seecause.models.block import wide
 from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
 from seecause.report.explain import evidence_sentences
 from seecause.report.figures import data_uri
-from seecause.types import wide
 
 
 class Draw(Patching):

@@ -27,9 +27,9 @@ from seecause.faithful.evaluation import part_image
 from seecause.faithful.interventions import calibrate, evaluating, intervene, network
 from seecause.faithful.net import IFAM, IFAMOutput
 from seecause.models.base import ImageModel
+from seecause.models.block import wide
 from seecause.report.background import css_colours, note_of, seen_pixels
 from seecause.report.figures import data_uri
-from seecause.types import wide
 
 TRUSTED = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)  # fractions that the slider can be set to
 

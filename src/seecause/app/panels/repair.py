@@ -33,15 +33,15 @@ from seecause.app.state import ActionContext, hide_folders, own_view
 from seecause.background.audit import SOME, BackgroundAudit, audit as audit_background
 from seecause.background.images import LabelledImages, Progress, images_of, model_for
 from seecause.background.repair import REMEDIES, Remedy, Repair, repair
+from seecause.data.dataset import open_data
 from seecause.data.images import to_pil
-from seecause.data.registry import open_data
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
+from seecause.models.block import wide
 from seecause.models.view import VisionModel
 from seecause.options import summary_of
 from seecause.report.background import audit_lines, meaning
 from seecause.report.figures import data_uri
-from seecause.types import wide
 
 TILES = 6  # transplants on the sheet, and worst pictures
 TILE_SIDE = 144

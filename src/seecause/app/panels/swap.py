@@ -34,9 +34,9 @@ from seecause.engine.chunks import batched, fit
 from seecause.engine.trace import Trace
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
+from seecause.models.block import wide
 from seecause.models.view import VisionModel
 from seecause.target import spread
-from seecause.types import wide
 
 Shift = Annotated[int, Field(ge=-512, le=512)]
 POINTS = 7  # lengths that are tried at once when the shortest path is looked for
