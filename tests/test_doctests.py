@@ -23,4 +23,4 @@ def test_the_examples_of_a_module_hold(path):
 
 def test_the_public_surface_has_examples():
     names = {path.relative_to(ROOT).as_posix() for path in WITH_EXAMPLES}
-    assert {"loading.py", "attribution/attribute.py", "data/registry.py"} <= names
+    assert {"loading.py", "attribution/attribute.py", "data/dataset.py"} <= names

@@ -14,7 +14,7 @@ from PIL import Image
 from seecause.bench import runner
 from seecause.bench.runner import read_cell, run_cells
 from seecause.bench.tables import read_plan, read_results, run, status, table
-from seecause.data.registry import open_data
+from seecause.data.dataset import open_data
 from seecause.errors import BadOption, MissingExtra
 from tests.bad_files import bad_file
 from tests.bench.toy import REQUEST, ToyJob, prepared, toy_cell, toy_rows

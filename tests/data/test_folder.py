@@ -10,9 +10,8 @@ import torch
 from PIL import Image, ImageFilter
 
 import seecause as sc
-from seecause.data.dataset import capabilities
+from seecause.data.dataset import capabilities, open_data
 from seecause.data.images import find_images, mask_of, read_mask
-from seecause.data.registry import open_data
 from seecause.errors import BadImage, DataMissing
 from tests.files import grey, photo
 

@@ -122,11 +122,11 @@ def test_folders_and_globs_are_expanded_in_order_and_once(tmp_path, photo):
     assert [Path(name).name for name in found] == ["b.png", "a.JPG", "d.HEIC", "critters:clean#1"]
 
 
-def test_hidden_folders_hold_no_films(tmp_path):
+def test_images_in_hidden_folders_are_not_listed(tmp_path):
     for folder in (".cache", "birds"):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / f"{folder}.npy").write_bytes(b"x")
-    assert [Path(name).name for name in find_images([tmp_path])] == ["birds.npy"]
+        (tmp_path / folder / f"{folder}.png").write_bytes(b"x")
+    assert [Path(name).name for name in find_images([tmp_path])] == ["birds.png"]
 
 
 def test_nothing_found_is_an_error(tmp_path):

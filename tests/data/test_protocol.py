@@ -11,7 +11,7 @@ import torch
 
 import seecause as sc
 from seecause import critters
-from seecause.data import registry
+from seecause.data import dataset
 from seecause.data.dataset import (
     part_of_train,
     path_and_split,
@@ -48,8 +48,8 @@ class Squares:
 
 @pytest.fixture
 def registered(monkeypatch):
-    monkeypatch.setattr(registry._REGISTRY, "entries", {})
-    monkeypatch.setattr(registry, "_FORMS", dict(registry._FORMS))
+    monkeypatch.setattr(dataset._REGISTRY, "entries", {})
+    monkeypatch.setattr(dataset, "_FORMS", dict(dataset._FORMS))
 
 
 def test_critters_are_the_worlds_own_samples():

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from seecause.data.batch import to_batch
-from seecause.data.registry import open_data
+from seecause.data.dataset import open_data
 from seecause.faithful import IFAM
 from tests.faithful.nets import tiny_net
 from tests.files import lines

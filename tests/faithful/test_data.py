@@ -13,9 +13,9 @@ from torch.utils.data import default_collate
 
 from seecause.critters.latents import CLASSES
 from seecause.data.batch import to_batch
+from seecause.data.dataset import open_data
 from seecause.data.imagenet import open_imagenet9
 from seecause.data.photos import open_folder
-from seecause.data.registry import open_data
 from seecause.errors import BadOption, DataMissing
 from seecause.faithful.data import (
     TrainingImages,

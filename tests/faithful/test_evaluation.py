@@ -13,8 +13,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.critters.latents import CLASSES
 from seecause.data.batch import to_batch
-from seecause.data.dataset import IGNORE, Sample
-from seecause.data.registry import open_data
+from seecause.data.dataset import IGNORE, Sample, open_data
 from seecause.errors import BadOption, DataMissing, UnknownName
 from seecause.faithful import Intervention, calibrate, evaluate, intervene, open_network
 from seecause.faithful.data import batches_of, open_split

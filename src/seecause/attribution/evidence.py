@@ -45,8 +45,8 @@ from seecause.engine.sweep import special_rows
 from seecause.engine.trace import Blank, blank_image
 from seecause.errors import BadOption, NotDefined
 from seecause.loading import as_view
-from seecause.metrics.pixels import spread_out
 from seecause.models.base import ImageModel, protocol
+from seecause.models.layout import spread_out
 from seecause.models.preprocess import Images, as_images
 from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel

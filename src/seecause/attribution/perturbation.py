@@ -35,8 +35,8 @@ from seecause.attribution.registry import EVERY_VIEW, Maps, find, method
 from seecause.engine.chunks import fit, in_chunks, plain_logits, run_in_chunks
 from seecause.engine.sweep import Select, selection
 from seecause.engine.trace import Blank, attention_probs, blank_image, kept_logits_each, record
-from seecause.metrics.pixels import spread_out
 from seecause.models.base import ImageModel
+from seecause.models.layout import spread_out
 from seecause.models.view import VisionModel
 from seecause.options import Count, NotNegative, Positive, Share
 from seecause.target import Score, Target

@@ -43,8 +43,7 @@ from seecause.background.images import (
 )
 from seecause.background.masks import MaskSource, object_masks
 from seecause.background.transplant import Predictions, Versions, versions_to_test
-from seecause.data.dataset import Dataset
-from seecause.data.registry import as_data
+from seecause.data.dataset import Dataset, as_data
 from seecause.errors import BadInput, BadOption
 from seecause.metrics.statistics import GroupAccuracy, bootstrap_interval, clopper_pearson
 from seecause.models.base import ImageModel, protocol

@@ -27,10 +27,10 @@ from seecause.data.dataset import (
     Dataset,
     Sample,
     SkippedImage,
+    as_data,
     capabilities,
     sample_ids,
 )
-from seecause.data.registry import as_data
 from seecause.engine.chunks import plain_logits
 from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError
 from seecause.metrics.statistics import GroupAccuracy, group_accuracy

@@ -60,7 +60,6 @@ from seecause.engine.sweep import need_gradients
 from seecause.errors import BadOption
 from seecause.files import digest_json, write_atomic
 from seecause.loading import load
-from seecause.metrics.annotations import iou
 from seecause.models.base import ImageModel, pixels_digest, protocol
 from seecause.models.eval_mode import in_eval_mode
 from seecause.models.view import VisionModel
@@ -170,6 +169,8 @@ def _overlap(hard: Tensor, truth: Masks | None) -> Tensor | None:
         codes = codes.masked_fill(~truth.inside, IGNORE)
     if hard.shape != codes.shape:
         codes = truth.on_patches((hard.shape[1], hard.shape[2])).int()
+    from seecause.metrics.annotations import iou
+
     overlap = iou(hard, codes.to(hard.device)).double().cpu()
     return torch.where(truth.known.cpu(), overlap, torch.nan)
 

@@ -50,8 +50,7 @@ from seecause.background.images import (
 )
 from seecause.background.masks import MaskSource, object_masks
 from seecause.data.batch import Group, group_shares
-from seecause.data.dataset import Dataset, SkippedImage
-from seecause.data.registry import as_data
+from seecause.data.dataset import Dataset, SkippedImage, as_data
 from seecause.engine.forks import logits_of_sets
 from seecause.engine.trace import kept_logits
 from seecause.engine.walk import walk

@@ -52,8 +52,7 @@ from seecause.background.transplant import (
     versions_to_learn,
     versions_to_test,
 )
-from seecause.data.dataset import Dataset, SkippedImage, evenly
-from seecause.data.registry import as_data
+from seecause.data.dataset import Dataset, SkippedImage, as_data, evenly
 from seecause.engine.verify import verify
 from seecause.errors import BadOption, NotDefined, SeecauseError, UnknownName
 from seecause.files import digest_json, write_atomic, write_json

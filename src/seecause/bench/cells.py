@@ -36,8 +36,14 @@ from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.bench.runner import Cell, Evaluate
 from seecause.data.batch import Batch, class_places, need_images, sample_in_frame, to_batch
-from seecause.data.dataset import Dataset, Sample, capabilities, sample_digests, sample_ids
-from seecause.data.registry import open_data
+from seecause.data.dataset import (
+    Dataset,
+    Sample,
+    capabilities,
+    open_data,
+    sample_digests,
+    sample_ids,
+)
 from seecause.engine.chunks import budget, plain_logits
 from seecause.errors import BadImage, BadOption, DataMissing, NotDefined, UnknownName
 from seecause.files import digest, digest_json

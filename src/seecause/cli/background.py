@@ -144,7 +144,7 @@ def audit(
     from seecause.background.audit import ENOUGH, audit as audit_model, missed_limits
     from seecause.background.images import model_for
     from seecause.data.batch import take_names
-    from seecause.data.registry import open_data
+    from seecause.data.dataset import open_data
     from seecause.report.background import audit_lines, audit_rows, audit_sections
     from seecause.report.pages import rows_csv
 
@@ -222,7 +222,7 @@ def repair(
     """
     from seecause.background.repair import ASKED_INSTEAD, IN_WORDS, repair as repair_model
     from seecause.data.batch import take_names
-    from seecause.data.registry import open_data
+    from seecause.data.dataset import open_data
     from seecause.faithful.training import join_processes
     from seecause.report.background import repair_sections
 
@@ -311,7 +311,7 @@ def discover(
             kind) and others, as KEY=VALUE; repeat for more.
     """
     from seecause.background.discover import discover as search
-    from seecause.data.registry import open_data
+    from seecause.data.dataset import open_data
     from seecause.report.background import discover_sections, write_pairs
     from seecause.report.pages import rows_csv
 
@@ -370,7 +370,7 @@ def score(
     For example: seecause heads score --model hf:FOLDER --data waterbirds:PATH:train --limit 600
     """
     from seecause.background import score_heads
-    from seecause.data.registry import open_data
+    from seecause.data.dataset import open_data
     from seecause.report.background import heads_protocol, scores_rows, scores_section
     from seecause.report.pages import rows_csv, skipped_section
 
@@ -426,7 +426,7 @@ def prune(
     """
     from seecause.background import prune_and_test
     from seecause.background._export import check_form
-    from seecause.data.registry import open_data
+    from seecause.data.dataset import open_data
     from seecause.report.background import (
         change_section,
         curves_section,
@@ -521,7 +521,7 @@ def load_asked(
         return reading.load(model, quiet=output.quiet)
     from seecause.cli.lvlm import load_lvlm
     from seecause.critters.questions import wordings
-    from seecause.data.registry import open_data
+    from seecause.data.dataset import open_data
     from seecause.lvlm import classifier
 
     if reading.weights is not None:

@@ -221,7 +221,7 @@ def _models() -> Rows:
 
 
 def _datasets() -> Rows:
-    from seecause.data.registry import datasets
+    from seecause.data.dataset import datasets
 
     return [{"dataset": form} for form in datasets()]
 

@@ -5,11 +5,9 @@ from seecause.data.dataset import (
     Sample as Sample,
     Subset as Subset,
     capabilities as capabilities,
-)
-from seecause.data.images import open_image as open_image, to_pil as to_pil
-from seecause.data.photos import paired as paired
-from seecause.data.registry import (
     datasets as datasets,
     open_data as open_data,
     register as register,
 )
+from seecause.data.images import open_image as open_image, to_pil as to_pil
+from seecause.data.photos import paired as paired

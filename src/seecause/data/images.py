@@ -19,8 +19,7 @@ from seecause._images import (
     read_ids,
     read_image,
 )
-from seecause.data.dataset import Dataset, Sample, capabilities
-from seecause.data.registry import is_data, open_data
+from seecause.data.dataset import Dataset, Sample, capabilities, is_data, open_data
 from seecause.errors import BadImage, BadOption
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ import torch
 
 from seecause.attribution.attribute import attribute
 from seecause.data.batch import to_batch
-from seecause.data.dataset import evenly
-from seecause.data.registry import open_data
+from seecause.data.dataset import evenly, open_data
 from seecause.experiments.base import Row, experiment
 from seecause.loading import load
 from seecause.metrics import MetricInputs, measure

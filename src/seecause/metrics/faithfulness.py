@@ -54,13 +54,13 @@ from seecause.metrics.pixels import (
     filled,
     image_scorer,
     importance_ranks,
-    spread_out,
     thresholds,
     to_pixels,
 )
 from seecause.metrics.registry import Scores, higher, lower, metric
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
+from seecause.models.layout import spread_out
 from seecause.target import Score, Spec
 
 

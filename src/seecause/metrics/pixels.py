@@ -22,7 +22,7 @@ from torch import Tensor
 from seecause.engine.chunks import batched, fit, in_chunks
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
-from seecause.models.layout import pixel_cells
+from seecause.models.layout import spread_out
 from seecause.target import Score, Spec, Target, parse
 from seecause.types import wide
 
@@ -60,15 +60,6 @@ def to_grid(maps: Tensor, size: tuple[int, int], grid: tuple[int, int]) -> Tenso
     map keeps its own grid."""
     maps = checked(maps)
     return F.adaptive_avg_pool2d(maps, grid) if tuple(maps.shape[1:]) == tuple(size) else maps
-
-
-def spread_out(patches: Tensor, size: tuple[int, int]) -> Tensor:
-    """Values of patches [m, gh, gw] at their pixels [m, H, W]."""
-    rows, columns = (
-        pixel_cells(side, cells, patches.device)
-        for cells, side in zip(patches.shape[1:], size, strict=True)
-    )
-    return patches[:, rows[:, None], columns]
 
 
 def checked(maps: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from seecause.bench.tables import (
     write_tables,
 )
 from seecause.data.batch import raw_in_frame
-from seecause.data.registry import open_data
+from seecause.data.dataset import open_data
 from seecause.errors import BadImage, DataMissing
 from seecause.files import write_atomic
 from seecause.metrics.registry import METRICS
