@@ -343,7 +343,7 @@ def _relevant(block: Block) -> Block:
     fields: dict[str, Any] = {name: unchanged(getattr(block, name)) for name in turned}
     if block.rotate is not None:
         fields["rotate"] = unchanged(block.rotate)
-    return Block(**{**vars(block), **fields})
+    return replace(block, **fields)
 
 
 class Rules(TorchFunctionMode):

@@ -42,7 +42,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.attribution.registry import Maps, method
+from seecause.attribution.registry import Maps, blanks, method
 from seecause.engine.attend import attend
 from seecause.engine.chunks import fit, in_chunks, joined
 from seecause.engine.graphs import captured, ready
@@ -57,7 +57,7 @@ from seecause.engine.sweep import (
     selection,
     token_sets,
 )
-from seecause.engine.trace import Blank, Trace, blank_image, blank_trace, record, trace_bytes
+from seecause.engine.trace import Blank, Trace, blank_trace, record, trace_bytes
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
@@ -108,12 +108,12 @@ def caap(
     from 0 (the embedding) to the last block, or to two thirds of the depth where `tail` is not
     source. `classes` ("all", or some) asks for the maps of other classes, too.
     """
-    layout, size = model.check(images), (images.shape[-2], images.shape[-1])
+    layout = model.check(images)
     plan = make_plan(
         model, layout, tail=tail, layers=layers, propagate_registers=propagate_registers
     )
     chosen = selection(layout.cells, select)
-    empty = blank_image(model, size, blank, seed=seed, count=len(images))
+    empty = blanks(model, images, blank, seed)
     swept = sweep(model, images, empty, chosen, plan, approx=approx, direction=direction)
     used = {"tail": plan.tail, "layers": [plan.start, plan.stop]}
     return to_maps(
@@ -362,8 +362,7 @@ def caap_staged(
     """
     stage = stage or model.cells
     chosen = selection(model.check(images).grid, select)
-    size = (images.shape[-2], images.shape[-1])
-    empty = blank_image(model, size, blank, seed=seed, count=len(images))
+    empty = blanks(model, images, blank, seed)
     swept = sweep_features(model, images, empty, chosen, stage, direction=direction)
     used = {"stage": stage}
     return to_maps(

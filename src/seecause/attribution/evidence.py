@@ -39,10 +39,10 @@ from torch import Tensor, nn
 from seecause.attribution.attribute import attribute
 from seecause.attribution.caap import make_plan, sweep, sweep_features
 from seecause.attribution.gradients import bind_target
-from seecause.attribution.registry import find
+from seecause.attribution.registry import blanks, find
 from seecause.engine.chunks import batched, budget, fit, memory, run_in_chunks
 from seecause.engine.sweep import special_rows
-from seecause.engine.trace import Blank, blank_image
+from seecause.engine.trace import Blank
 from seecause.errors import BadOption, NotDefined
 from seecause.loading import as_view
 from seecause.models.base import ImageModel, protocol
@@ -182,8 +182,7 @@ def evidence(
         if tuple(maps.shape) != (len(images), *layout.grid) or not maps.isfinite().all():
             expected = f"finite numbers {[len(images), *layout.grid]}: one map an image"
             raise BadOption("maps", list(maps.shape), expected)
-        size = (images.shape[-2], images.shape[-1])
-        empty = blank_image(model, size, blank, seed=seed, count=len(images))
+        empty = blanks(model, images, blank, seed)
         chunk = fit(len(images), model.forward_bytes(layout), images.device, share=0.5)
         whole = batched(model, images, chunk)  # [B, C]
         bare = batched(model, empty, chunk).expand_as(whole)
@@ -415,8 +414,7 @@ def interactions(
             raise BadOption("regions", regions, expected)
         sets = pair_sets(grid, regions)
         goal = bind_target(model, images, parse(model, target, len(images)))
-        size = (images.shape[-2], images.shape[-1])
-        empty = blank_image(model, size, blank, seed=seed, count=len(images))
+        empty = blanks(model, images, blank, seed)
         if isinstance(model, VisionModel):
             plan = make_plan(model, model.check(images), tail=None, layers=None)
             put_in = partial(sweep, model, plan=plan)

@@ -44,7 +44,7 @@ from seecause.attribution.caap import (
     recorded,
     swept_logits,
 )
-from seecause.attribution.registry import Maps, join, method
+from seecause.attribution.registry import Maps, blanks, join, method
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.sweep import (
     Mixture,
@@ -56,7 +56,7 @@ from seecause.engine.sweep import (
     slopes,
     token_sets,
 )
-from seecause.engine.trace import Blank, Trace, blank_image, blank_trace, record, trace_bytes
+from seecause.engine.trace import Blank, Trace, blank_trace, record, trace_bytes
 from seecause.errors import NotDefined
 from seecause.models.dense import Places
 from seecause.models.layout import TokenLayout
@@ -100,8 +100,8 @@ def mosaic(
     """What the prediction depends on: slopes of the class score over mixtures of image and
     blank."""
     plan = MaskPlan(masks, cells, eps, seed)
-    layout, size = model.check(images), (images.shape[-2], images.shape[-1])
-    empty = blank_image(model, size, blank, seed=seed, count=len(images))
+    layout = model.check(images)
+    empty = blanks(model, images, blank, seed)
 
     def prepare(count: int) -> Read:
         values, together = masks_on(model, layout, plan, count)
@@ -139,10 +139,10 @@ def caap_mosaic(
     places within a map.
     """
     plan = MaskPlan(masks, cells, eps, seed)
-    layout, size = model.check(images), (images.shape[-2], images.shape[-1])
+    layout = model.check(images)
     sweep = make_plan(model, layout, tail=None, layers=None)
     chosen = selection(layout.cells, select)
-    empty = blank_image(model, size, blank, seed=seed, count=len(images))
+    empty = blanks(model, images, blank, seed)
     both = zip(recorded(sweep, model), mixed_runs(model), strict=True)
     of_blank, of_image = ({name: a[name] | b[name] for name in a} for a, b in both)
     key = ("caap+mosaic", plan, score, id(chosen), chosen._version)
@@ -299,8 +299,7 @@ def mosaic_staged(
     need_gradients(model, "mosaic")
     layout, stage = model.check(images), stage or model.cells
     drawn = draw_masks(MaskPlan(masks, cells, eps, seed), layout.grid).to(images)
-    size = (images.shape[-2], images.shape[-1])
-    empty = blank_image(model, size, blank, seed=seed, count=len(images))
+    empty = blanks(model, images, blank, seed)
     shared = model.run_to(stage, empty) if len(empty) == 1 else None  # [1, C, h, w]
 
     def some_images(a: int, b: int) -> Maps:

@@ -21,8 +21,9 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from seecause.engine.trace import Blank, blank_image
 from seecause.errors import NotDefined, UnknownName
-from seecause.models.base import Architecture
+from seecause.models.base import Architecture, ImageModel
 from seecause.options import check_options, keyword_options, summary_of
 from seecause.registry import Registry
 from seecause.target import Target
@@ -40,6 +41,12 @@ class Maps:
     class_maps: Tensor | None = None  # [B, N, C'], of methods that give several classes
     used: dict[str, Any] | None = None  # options as they were decided, for the manifest
     errors: Tensor | None = None  # [B, N], of methods that average draws
+
+
+def blanks(model: ImageModel, images: Tensor, blank: Blank | Tensor, seed: int = 0) -> Tensor:
+    """The blank of images [B, 3, H, W]: [1, 3, H, W], or [B, 3, H, W] where each has its own."""
+    size = (images.shape[-2], images.shape[-1])
+    return blank_image(model, size, blank, seed=seed, count=len(images))
 
 
 def join(parts: Sequence[T]) -> T:

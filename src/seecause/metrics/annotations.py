@@ -66,15 +66,13 @@ ACTIVE = 0.5  # a part whose map nowhere exceeds this is absent
     },
 )
 @torch.no_grad()
-def localization(maps: Tensor, masks: Tensor, *, ignore: int | None = IGNORE) -> Scores:
+def localization(maps: Tensor, masks: Tensor) -> Scores:
     """Does the map lie on the object? Average precision of object and background, and the pointing
     game.
 
     Args:
         maps: Attribution maps [B, gh, gw], which are enlarged bilinearly, or [B, H, W].
-        masks: Object masks [B, H, W]: bool, or integers where `ignore` is neither object nor
-            background.
-        ignore: The value of pixels that count nowhere.
+        masks: Object masks [B, H, W]: bool, or integers: 1 object, 0 background, 255 neither.
 
     Returns:
         `Scores` with "aupr1", "aupr0" and "pointing". Images without any object or background are
@@ -91,9 +89,8 @@ def localization(maps: Tensor, masks: Tensor, *, ignore: int | None = IGNORE) ->
     maps = checked(maps)
     if masks.ndim != 3 or len(masks) != len(maps):
         raise BadOption("masks", list(masks.shape), f"[{len(maps)}, H, W], one for each map")
-    masks, size = masks.to(maps.device), (masks.shape[1], masks.shape[2])
-    counted = torch.ones_like(masks, dtype=torch.bool) if ignore is None else masks != ignore
-    wanted = (masks != 0) & counted
+    size = (masks.shape[1], masks.shape[2])
+    wanted, counted = object_and_counted(masks.to(maps.device))
 
     def run_maps(a: int, b: int) -> Tensor:
         pixels = to_pixels(maps[a:b], size).flatten(1)  # [b, H * W]
@@ -117,9 +114,13 @@ def localization(maps: Tensor, masks: Tensor, *, ignore: int | None = IGNORE) ->
             reasons[image] = reason
     scores[:, [reason != "" for reason in reasons]] = torch.nan
     columns = dict(zip(("aupr1", "aupr0", "pointing"), scores, strict=True))
-    return Scores(
-        columns, {"reasons": tuple(reasons)}, {"metric": "localization", "ignore": ignore}
-    )
+    return Scores(columns, {"reasons": tuple(reasons)}, {"metric": "localization"})
+
+
+def object_and_counted(masks: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the object is, and which pixels are object or background, of masks as in `Sample`."""
+    counted = masks != IGNORE  # holds for every bool
+    return (masks != 0) & counted, counted
 
 
 def average_precision(scores: Tensor, positive: Tensor, counted: Tensor) -> Tensor:
@@ -166,11 +167,8 @@ def _counts(masks: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     if masks.shape != truth.shape:
         expected = f"[B, H, W] like the objects, {list(truth.shape)}"
         raise BadOption("masks", list(masks.shape), expected)
-    truth = truth.to(masks.device)
-    counted = torch.ones_like(truth, dtype=torch.bool)
-    if truth.dtype != torch.bool:
-        counted = truth != IGNORE
-    mask, wanted = (masks != 0) & counted, (truth != 0) & counted
+    wanted, counted = object_and_counted(truth.to(masks.device))
+    mask = (masks != 0) & counted
     return (mask & wanted).sum(dim=(1, 2)), (mask | wanted).sum(dim=(1, 2))
 
 

@@ -68,10 +68,6 @@ class GroupAccuracy:
         """The accuracy of the worst group."""
         return float(self.accuracy.min())
 
-    @property
-    def worst_group(self) -> Group:
-        return self.groups[int(self.accuracy.argmin())]
-
     def worst_among(self, groups: Iterable[Group]) -> float:
         """The accuracy of the worst of these groups. iFAM's public code looks at two groups of
         Waterbirds only, (0, 1) and (1, 0)."""
