@@ -138,7 +138,7 @@ def to_maps(
         return values if direction == "insert" else plain[:, None] - values
 
     both = (swept.interventions, swept.source)
-    scores = attribution(*(bound.score(x, score, sigmoid=model.sigmoid) for x in both))
+    scores = attribution(*(bound.score(x, score) for x in both))
     if classes is None:
         return Maps(scores, bound, used=used)
     every = attribution(*(spread(wide(x), score, sigmoid=model.sigmoid) for x in both))

@@ -190,20 +190,19 @@ def evidence(
         places = maps.to(images.device).flatten(1).argsort(dim=1, descending=True, stable=True)
         ranks = places.argsort(dim=1).unflatten(1, layout.grid)  # [B, gh, gw]
         search = _Search(model, images, empty, ranks, goal, chunk)
-        record = goal.record(model)
         settings = {"order": order, "blank": blank if isinstance(blank, str) else "given"}
         return Evidence(
             images=model.preprocess.shown(images),
             maps=wide(maps).cpu(),
             enough=search.shortest(bare, whole, keep=True, points=points),
             needed=search.shortest(whole, bare, keep=False, points=points),
-            probability=goal.score(whole, "prob", sigmoid=model.sigmoid).double().cpu(),
+            probability=goal.score(whole, "prob").double().cpu(),
             answered=search.kept(whole).cpu(),
-            labels=list(record.get("name", [])),
+            labels=goal.labels(model),
             manifest={
                 "method": "evidence",
                 "options": {**settings, "points": points, "seed": seed},
-                "target": record,
+                "target": goal.record(model),
                 **protocol(model, images),
                 "memory_halvings": list(held.halvings),
             },
@@ -236,7 +235,7 @@ class _Search:
         exists, lengths = lengths >= 0, lengths.clamp(min=0)
         rows = torch.arange(len(self.images), device=self.images.device)
         logits = self.logits(rows, lengths, keep)
-        score = self.goal.score(logits, "prob", sigmoid=self.model.sigmoid)
+        score = self.goal.score(logits, "prob")
         return PatchSet(
             patches=(self.ranks < lengths[:, None, None]).cpu(),
             exists=(exists & (self.kept(logits) == keep)).cpu(),
@@ -428,7 +427,7 @@ def interactions(
             own_blank = empty if len(empty) == 1 else empty[a:b]
             swept, own = put_in(images[a:b], own_blank, sets), goal.take(slice(a, b))
             alone, none = (
-                own.score(logits, score, sigmoid=model.sigmoid)
+                own.score(logits, score)
                 for logits in (swept.interventions, swept.blank.expand_as(swept.source))
             )
             return (alone - none[:, None]).cpu()
@@ -439,17 +438,17 @@ def interactions(
     first, second = torch.triu_indices(count, count)
     joint = effects.new_zeros(len(images), count, count)
     joint[:, first, second] = joint[:, second, first] = effects
-    record, given = goal.record(model), blank if isinstance(blank, str) else "given"
+    given = blank if isinstance(blank, str) else "given"
     return Interactions(
         joint=joint,
         regions=regions,
         grid=grid,
         images=model.preprocess.shown(images),
-        labels=list(record.get("name", [])),
+        labels=goal.labels(model),
         manifest={
             "method": "interactions",
             "options": {"regions": regions, "score": score, "blank": given, "seed": seed},
-            "target": record,
+            "target": goal.record(model),
             **protocol(model, images),
             "memory_halvings": list(held.halvings),
         },

@@ -104,7 +104,7 @@ def differentiate(
     to tensors `of` the same run, which lie behind the input of block `start`."""
     need_gradients(model, "a gradient", start=start)  # a path around a layer may bring another
     bound = target.bind(logits.detach())
-    total = bound.score(logits, score, sigmoid=model.sigmoid).sum()  # images do not see each other
+    total = bound.score(logits, score).sum()  # images do not see each other
     gradients: tuple[Tensor | None, ...] = (None,)
     if all(tensor.requires_grad for tensor in (total, *of)):
         gradients = torch.autograd.grad(total, list(of), allow_unused=True)

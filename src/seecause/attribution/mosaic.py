@@ -154,7 +154,7 @@ def caap_mosaic(
 
         def read(context: Trace, source: Trace, bound: Target) -> tuple[Tensor, ...]:
             logits = swept_logits(Sweep(model, context, source, sweep), sets, at_once)
-            place = bound.score(logits, "logit", sigmoid=model.sigmoid)
+            place = bound.score(logits, "logit")
             mixture = Mixture(model, context, source)
             slope = mixture_slopes(mixture, bound, values, score, together).mean(dim=1)
             return (standardised(place) + standardised(slope),)
@@ -199,8 +199,8 @@ def against_blank(
             source = record(model, sources, **of_image)
             context = held or record(model, others[0], **of_blank)
             assert source.logits is not None
-            goal = Target(function=target.function).given(*others[len(own) :])
-            return source.logits, *read(context, source, goal.bind(source.logits))
+            goal = target.given(*others[len(own) :]).bind(source.logits)
+            return source.logits, *read(context, source, goal)
 
         return run
 
@@ -218,12 +218,7 @@ def mixture_slopes(
     mixture: Mixture, bound: Target, masks: Tensor, score: Score, together: int
 ) -> Tensor:
     """Slopes [B, n, N] of the class score at masks [n, N], `together` at a time."""
-    sigmoid = mixture.model.sigmoid
-
-    def scores(logits: Tensor) -> Tensor:
-        return bound.score(logits, score, sigmoid=sigmoid)
-
-    return slopes(mixture, masks, scores, together=together)
+    return slopes(mixture, masks, lambda logits: bound.score(logits, score), together=together)
 
 
 def standard_errors(slope: Tensor) -> list[Tensor]:
@@ -312,7 +307,7 @@ def mosaic_staged(
             m = drawn[c:d].expand(b - a, -1, -1).clone().requires_grad_()  # [b, n, N]
             between = mixtures(m.unflatten(2, layout.grid), ground, features)
             logits = model.run_from(stage, between).unflatten(0, m.shape[:2])
-            total = bound.score(logits, score, sigmoid=model.sigmoid).sum()
+            total = bound.score(logits, score).sum()
             if not total.requires_grad:
                 raise NotDefined(
                     "mosaic",

@@ -104,12 +104,12 @@ def _moved(
         item = torch.arange(a, b, device=images.device)  # of B * N
         image, patch = item // len(marks), item % len(marks)
         mixed = torch.where(marks[patch][:, None], above[image], below[image])  # [m, 3, H, W]
-        return bound.take(image).score(model(mixed), score, sigmoid=model.sigmoid)
+        return bound.take(image).score(model(mixed), score)
 
     total, each = len(images) * len(marks), model.forward_bytes(layout)
     scores = run_in_chunks(run_patches, total, each, images.device, what="patches")
     scores = scores.view(-1, len(marks))
-    plain = bound.score(logits, score, sigmoid=model.sigmoid)[:, None]
+    plain = bound.score(logits, score)[:, None]
     return Maps(scores if inserted else plain - scores, bound)
 
 
@@ -146,7 +146,7 @@ def rise(
         def run_masks(a: int, b: int) -> Tensor:
             chosen = draw(a, b)
             logits = model(images[place] * chosen[:, None].to(images))
-            scores = goal.score(logits, score, sigmoid=model.sigmoid)
+            scores = goal.score(logits, score)
             return torch.einsum("m,mhw->hw", scores, (chosen / (masks * p)).to(scores))
 
         together = fit(masks, each, images.device)
@@ -309,7 +309,7 @@ def _mean_over_choices(
 ) -> Maps:
     """The mean score over those of the choices [B, M, N] that kept a patch."""
     logits = kept_logits_each(model, images, chosen)
-    scores = bound.score(logits, score, sigmoid=model.sigmoid)  # [B, M]
+    scores = bound.score(logits, score)  # [B, M]
     there = chosen.to(scores.dtype)
     return Maps((scores[..., None] * there).sum(dim=1) / there.sum(dim=1).clamp_min(1), bound)
 
@@ -349,13 +349,13 @@ def vit_cx(
         generator = torch.Generator().manual_seed(seed)
         seeds = torch.randint(2**31, (normed.shape[1],), generator=generator).tolist()
         goal = target.take(slice(place, place + 1)).bind(trace.logits)
-        whole = goal.score(trace.logits, score, sigmoid=model.sigmoid)
+        whole = goal.score(trace.logits, score)
 
         def run_masks(a: int, b: int) -> tuple[Tensor, Tensor]:
             masks = every[a:b, None]  # [m, 1, H, W]
             faint = noise * (1 - masks) * _noise(seeds[a:b], image)
             mixed = torch.cat([image * masks + faint, image + faint])
-            shown, disturbed = goal.score(model(mixed), score, sigmoid=model.sigmoid).split(b - a)
+            shown, disturbed = goal.score(model(mixed), score).split(b - a)
             cause, pixels = shown - disturbed + whole, masks[:, 0].to(shown)
             return torch.einsum("m,mhw->hw", cause, pixels), pixels.sum(dim=0)
 
@@ -458,7 +458,7 @@ def mda(
             def run(a: int, b: int) -> Tensor:
                 pixels = spread_out(shown[a:b].unflatten(1, layout.grid), size)[:, None]
                 logits = model(torch.where(pixels, images[place], behind))
-                return goal.score(logits, score, sigmoid=model.sigmoid)
+                return goal.score(logits, score)
 
             each = model.forward_bytes(layout)
             return run_in_chunks(run, len(shown), each, images.device, what="images")

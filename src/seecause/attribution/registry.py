@@ -13,7 +13,7 @@ method runs (`options.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain
 from typing import Any, TypeVar, cast
@@ -58,8 +58,6 @@ def join(parts: Sequence[T]) -> T:
         joined = torch.cat([cast(Tensor, part).detach() for part in parts])
     elif isinstance(first, list):
         joined = list(chain.from_iterable(cast("Sequence[list[Any]]", parts)))
-    elif isinstance(first, Mapping) and all(isinstance(x, Tensor) for x in first.values()):
-        joined = {name: join([cast(Any, part)[name] for part in parts]) for name in first}
     elif is_dataclass(first) and not callable(first):  # a target may be anybody's function
         columns = {x.name: [getattr(part, x.name) for part in parts] for x in fields(first)}
         joined = replace(first, **{name: join(column) for name, column in columns.items()})

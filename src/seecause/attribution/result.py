@@ -200,7 +200,7 @@ class Attribution(MapResult):
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
             lists = {name: manifest.pop(name) for name in LISTS}
             parts = [load_file(file) for file in [folder / MAPS, *sorted(folder.glob("maps-*"))]]
-            tensors: dict[str, Any] = join(parts)
+            tensors: dict[str, Any] = {n: torch.cat([p[n] for p in parts]) for n in parts[0]}
             counts = {
                 len(entries) for entries in (*tensors.values(), *lists.values()) if len(entries)
             }

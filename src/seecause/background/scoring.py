@@ -195,11 +195,11 @@ class HeadExperiment:
         by_image = plain.movedim(-2, 0)  # [b, ..., C]
 
         def of(target: Target, kind: Literal["prob", "logprob", "logit"]) -> Tensor:
-            return target.score(by_image, kind, sigmoid=self.model.sigmoid).movedim(0, -1)
+            return target.score(by_image, kind).movedim(0, -1)
 
         values = {
             "accuracy": (plain.argmax(dim=-1) == labels).to(wide(plain).dtype),
-            "nll": -of(Target(classes=labels), "logprob"),
+            "nll": -of(Target(labels, sigmoid=self.model.sigmoid), "logprob"),
         }
         if not self.model.sigmoid:
             log_p = log_probs(plain, self.temperature)

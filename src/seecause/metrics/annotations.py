@@ -55,7 +55,6 @@ ACTIVE = 0.5  # a part whose map nowhere exceeds this is absent
 
 @metric(
     "localization",
-    family="place of the object",
     columns={
         "aupr1": higher(
             "does the map rank the object's pixels first? Average precision; a random map scores "

@@ -169,7 +169,7 @@ class ImageScorer:
             item = torch.arange(a, b, device=self.images.device)  # of B * variants
             image, variant = item // variants, item % variants
             logits = self.model(changed(image, variant))
-            return self.target.take(image).score(logits, self.score, sigmoid=self.model.sigmoid)
+            return self.target.take(image).score(logits, self.score)
 
         total = len(self.images) * variants
         scores = torch.cat(list(in_chunks(run_chunk, total, self.chunk, what="changed images")))
@@ -212,7 +212,7 @@ def image_scorer(
     chunk = fit(1 << 30, model.forward_bytes(layout), images.device)
     logits = batched(model, images, chunk)
     bound = parse(model, target, len(images)).bind(logits)
-    plain = bound.score(logits, score, sigmoid=model.sigmoid).double().cpu()
+    plain = bound.score(logits, score).double().cpu()
     return ImageScorer(model, images, bound, score, plain, layout.grid, chunk)
 
 

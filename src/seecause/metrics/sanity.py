@@ -30,7 +30,6 @@ from seecause.target import Spec
 
 @metric(
     "random-logit",
-    family="sanity checks",
     columns={
         "random-logit": lower(
             "rank correlation with the map of another class: near 1, the map does not depend on "
@@ -60,7 +59,6 @@ def random_logit(
 
 @metric(
     "parameter-randomisation",
-    family="sanity checks",
     columns={
         "mprt": lower(
             "rank correlation with maps of models whose weights are redrawn: near 1, the map does "
