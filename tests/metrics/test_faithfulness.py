@@ -141,13 +141,6 @@ def test_single_deletion_ranks_cells_as_the_logit_falls_without_them(setting):
         single_deletion(model, images, exact, CLASSES, cells=1)
 
 
-def test_subsets_have_their_size_and_their_seed():
-    sets = random_subsets(0.2, 50, GRID, seed=1)
-    assert sets.shape == (50, *GRID) and sets.flatten(1).sum(dim=1).tolist() == [3] * 50
-    assert torch.equal(sets, random_subsets(0.2, 50, GRID, seed=1))
-    assert not torch.equal(sets, random_subsets(0.2, 50, GRID, seed=2))
-
-
 def test_equal_sums_are_equal_whatever_their_order():
     """A flat map of 0.3 has sums that differ by rounding, which Spearman's ranks would show."""
     sets = random_subsets(0.2, 200, (12, 12), seed=0).flatten(1)

@@ -103,16 +103,6 @@ def test_the_regression_is_its_definition():
     assert keypoint_error(fit, test) == pytest.approx(slow_error(fit, test), abs=1e-9)
 
 
-def test_key_points_that_sit_on_parts_are_found():
-    """Points are a shifted, scaled copy of two centres: a linear map finds them."""
-    exact = [random_located(n, seed, parts=2) for n, seed in ((30, 0), (20, 9))]
-    exact = [
-        s._replace(active=torch.ones_like(s.active), points=3 * s.centers.flip(1) + 0.5)
-        for s in exact
-    ]
-    assert keypoint_error(*exact) == pytest.approx(0, abs=1e-10)
-
-
 def test_a_key_point_that_is_nowhere_visible_weighs_nothing():
     fit, test = random_located(40, 0), random_located(25, 50)
     only = [s._replace(points=s.points[:, :1], visible=s.visible[:, :1]) for s in (fit, test)]

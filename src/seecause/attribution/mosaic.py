@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any
 
 import torch
@@ -107,7 +107,8 @@ def mosaic(
         values, together = masks_on(model, layout, plan, count)
 
         def read(context: Trace, source: Trace, bound: Target) -> tuple[Tensor, ...]:
-            slope = mixture_slopes(Mixture(model, context, source), bound, values, score, together)
+            scores = partial(bound.score, kind=score)
+            slope = slopes(Mixture(model, context, source), values, scores, together=together)
             return slope.mean(dim=1), *standard_errors(slope)
 
         return read
@@ -155,9 +156,9 @@ def caap_mosaic(
         def read(context: Trace, source: Trace, bound: Target) -> tuple[Tensor, ...]:
             logits = swept_logits(Sweep(model, context, source, sweep), sets, at_once)
             place = bound.score(logits, "logit")
-            mixture = Mixture(model, context, source)
-            slope = mixture_slopes(mixture, bound, values, score, together).mean(dim=1)
-            return (standardised(place) + standardised(slope),)
+            scores = partial(bound.score, kind=score)
+            slope = slopes(Mixture(model, context, source), values, scores, together=together)
+            return (standardised(place) + standardised(slope.mean(dim=1)),)
 
         return read
 
@@ -212,13 +213,6 @@ def against_blank(
     found = chunked(model, recorded_by, prepare_run, tensors, bytes_each=each)
     logits, scores, *errors = found
     return Maps(scores, target.bind(logits), errors=errors[0] if errors else None)
-
-
-def mixture_slopes(
-    mixture: Mixture, bound: Target, masks: Tensor, score: Score, together: int
-) -> Tensor:
-    """Slopes [B, n, N] of the class score at masks [n, N], `together` at a time."""
-    return slopes(mixture, masks, lambda logits: bound.score(logits, score), together=together)
 
 
 def standard_errors(slope: Tensor) -> list[Tensor]:

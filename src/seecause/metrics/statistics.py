@@ -247,10 +247,6 @@ class Summary:
     n: int
     skipped: int = 0
 
-    def text(self, digits: int = 3, *, sign: str = "") -> str:
-        """`0.603 ± 0.017`; a dash stands for an error that is not known."""
-        return f"{self.mean:{sign}.{digits}f} ± {error_text(self.standard_error, digits)}"
-
 
 def summarise(values: Tensor) -> Summary:
     """Mean and standard error of one number for each image.
