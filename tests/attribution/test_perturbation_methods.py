@@ -165,30 +165,18 @@ def test_vit_cx_clusters_are_sums_of_alike_channels():
 # Controls
 
 
-def test_each_picture_has_its_own_noise_whatever_its_place():
+def test_each_image_has_its_own_noise_whatever_its_place_and_precision():
     native = tiny("timm_registers")
-    model, images = view(native, check=False), pictures(native, 3)
-    together = sc.attribute(model, images, 0, "random").maps
-    alone = torch.cat(
-        [sc.attribute(model, one[None], 0, "random").maps for one in images.flip(0)]
-    ).flip(0)
-    assert torch.equal(together, alone)
-    assert len(torch.unique(together)) == together.numel()
-    assert not torch.equal(together, sc.attribute(model, images, 0, "random", seed=1).maps)
-
-
-def test_the_noise_does_not_depend_on_precision():
-    native = tiny("timm_registers")
-    images = (
-        torch.rand(2, 3, *native.size, generator=torch.Generator().manual_seed(0)).mul(255).round()
-        / 255
-    )
-    maps = []
+    generator = torch.Generator().manual_seed(0)
+    raw = torch.rand(3, 3, *native.size, generator=generator).mul(255).round() / 255
+    together = []
     for dtype in (torch.float64, torch.float32):
         model = view(tiny("timm_registers", dtype=dtype), check=False)
-        maps.append(
-            sc.attribute(
-                model, model.preprocess.normalise(images.to(dtype)), 0, "random"
-            ).maps.double()
-        )
-    assert torch.equal(*maps)
+        images = model.preprocess.normalise(raw.to(dtype))
+        together.append(sc.attribute(model, images, 0, "random").maps.double())
+    assert torch.equal(*together)
+    alone = [sc.attribute(model, one[None], 0, "random").maps.double() for one in images.flip(0)]
+    assert torch.equal(together[0], torch.cat(alone).flip(0))
+    assert len(torch.unique(together[0])) == together[0].numel()
+    other = sc.attribute(model, images, 0, "random", seed=1).maps
+    assert not torch.equal(together[0], other.double())

@@ -61,22 +61,19 @@ def test_sixteen_bit_grey_keeps_its_steps(tmp_path):
     assert read[0] == 0 and read[-1] == 255 and (np.diff(read.astype(int)) > 0).all()
 
 
-def test_grey_and_black_and_white_become_rgb(tmp_path, photo):
+def test_other_images_become_rgb_on_white(tmp_path, photo):
     for mode in ("L", "1"):
         photo.convert(mode).save(tmp_path / f"{mode}.png")
         assert read_image(tmp_path / f"{mode}.png").mode == "RGB"
-
-
-def test_a_clear_palette_colour_lies_on_white(tmp_path, photo):
     palette = photo.convert("P", palette=Image.Palette.ADAPTIVE, colors=4)
     palette.save(tmp_path / "clear.png", transparency=palette.getpixel((5, 5)))
     left, right = colours(read_image(tmp_path / "clear.png"))
     assert left == (255, 255, 255) and near(right, BLUE)
-
-
-def test_half_clear_pixels_are_mixed_with_white(tmp_path):
     Image.new("RGBA", (8, 8), (0, 0, 0, 128)).save(tmp_path / "half.png")
     assert near(colours(read_image(tmp_path / "half.png"))[0], (127, 127, 127), by=1)
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
+    assert near(colours(read_image(tmp_path / "moving.gif"))[0], RED)
 
 
 def test_exif_rotation_is_applied(tmp_path, photo):
@@ -86,12 +83,6 @@ def test_exif_rotation_is_applied(tmp_path, photo):
     upright = read_image(tmp_path / "turned.jpg")
     assert upright.size == (24, 40)
     assert near(upright.getpixel((12, 5)), RED) and near(upright.getpixel((12, 35)), BLUE)
-
-
-def test_an_animation_gives_its_first_frame(tmp_path):
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
-    frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
-    assert near(colours(read_image(tmp_path / "moving.gif"))[0], RED)
 
 
 @pytest.mark.parametrize(("kind", "reason"), REASONS.items())

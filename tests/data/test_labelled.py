@@ -77,14 +77,6 @@ def test_an_odd_trimap_is_named(pets, trimap, mode, said):
         open_data(f"pets:{pets}")[2]
 
 
-def test_odd_lists_of_pets_are_named(pets):
-    with pytest.raises(DataMissing, match=r"annotations/test\.txt"):
-        open_data(f"pets:{pets / 'images'}")
-    lines(pets / "annotations" / "test.txt", "pug_3 4 2 1", "pug_4 four 2 1")
-    with pytest.raises(DataMissing, match="line 'pug_4 four 2 1' cannot be read"):
-        open_data(f"pets:{pets}")
-
-
 # coco
 
 CAT, DOG = 17, 18  # numbers of the release, which has gaps
@@ -193,20 +185,6 @@ def test_food_has_the_labels_of_its_list(food):
     assert [(s.id, s.label) for s in data] == [("apple_pie/11", 0), ("waffles/22", 2)]
     assert data.classes == ("apple_pie", "baklava", "waffles") and data[0].mask is None
     assert [s.id for s in open_data(f"food101:{food}:train")] == ["waffles/33"]
-
-
-def test_odd_food_is_named(food):
-    (food / "images" / "waffles" / "22.jpg").unlink()
-    with pytest.raises(BadImage, match=r"22\.jpg"):
-        open_data(f"food101:{food}")[1]
-    lines(food / "meta" / "test.txt", "apple_pie/11", "soup/1")
-    with pytest.raises(DataMissing, match="line 'soup 1' cannot be read"):
-        open_data(f"food101:{food}")
-    lines(food / "meta" / "train.txt", "")
-    with pytest.raises(DataMissing, match=r"train\.txt.*nothing"):
-        open_data(f"food101:{food}:train")
-    with pytest.raises(DataMissing, match=r"classes\.txt"):
-        open_data(f"food101:{food / 'images'}")
 
 
 # cifar
