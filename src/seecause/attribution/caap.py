@@ -205,10 +205,8 @@ def sweep(
     ):
         needs = "E-CAAP exists for direction=insert, tail=source or blank, and a class token"
         raise BadOption("approx", approx, f"'none': {needs}")
-    traces = (1 if len(blank) == 1 else 2) * trace_bytes(model, layout)
-    each = traces + min(len(chosen), 32) * _intervention_bytes(model, layout, chosen, plan)
-
-    one_for_all = len(blank) == 1
+    each = min(2, len(blank)) * trace_bytes(model, layout)
+    each += min(len(chosen), 32) * _intervention_bytes(model, layout, chosen, plan)
 
     def prepare(count: int) -> Callable[..., tuple[Tensor, ...]]:
         of_blank, of_image = recorded(plan, model)
@@ -216,17 +214,16 @@ def sweep(
             of_blank, of_image = of_image, of_blank
         if approx != "none":
             of_blank["states"] |= of_blank["kv"]
-        sets, summary, shared = token_sets(model, chosen, layout, plan.live), None, None
-        if one_for_all:
-            shared = blank_trace(model, blank, **of_blank)
+        sets, summary = token_sets(model, chosen, layout, plan.live), None
+        shared = blank_trace(model, blank, **of_blank) if len(blank) == 1 else None
         if shared is not None and approx != "none":
             printed = approx == "e-caap-printed"
             summary = cache(partial(_blank_parts, model, shared, sets, plan, printed))
         together = patches_at_once(model, layout, chosen, plan, count)
 
-        def run(sources: Tensor, *blanks: Tensor) -> tuple[Tensor, ...]:
+        def run(sources: Tensor, own_blanks: Tensor) -> tuple[Tensor, ...]:
             source = record(model, sources, **of_image)
-            empty = shared or record(model, blanks[0], **of_blank)
+            empty = shared or record(model, own_blanks, **of_blank)
             context, donor = (empty, source) if direction == "insert" else (source, empty)
             assert source.logits is not None and empty.logits is not None
             logits = swept_logits(Sweep(model, context, donor, plan), sets, together, summary)
@@ -234,9 +231,8 @@ def sweep(
 
         return run
 
-    key = ("caap", plan, approx, direction, id(chosen), chosen._version, *one_blank(blank))
-    tensors = [images] if one_for_all else [images, blank]
-    interventions, source, bare = chunked(model, key, prepare, tensors, bytes_each=each)
+    key = ("caap", plan, approx, direction, id(chosen), chosen._version)
+    interventions, source, bare = chunked(model, key, prepare, images, blank, bytes_each=each)
     return Swept(interventions, source, bare[: len(blank)])
 
 
@@ -244,30 +240,33 @@ def chunked(
     model: ImageModel,
     key: tuple[Hashable, ...] | None,
     prepare: Callable[[int], Callable[..., tuple[Tensor, ...]]],
-    tensors: Sequence[Tensor],
-    *,
+    images: Tensor,
+    blank: Tensor,
+    *more: Tensor,
     bytes_each: int,
 ) -> tuple[Tensor, ...]:
     """Results of the function that `prepare(count)` returns, for as many images at a time as fit.
 
-    `tensors` have one row for each image, `prepare(count)` does all that does not depend on an
-    image. On a GPU the function is recorded by `key`, unless that is None.
+    The function is called with images, their blanks (or the one of all) and `more` tensors with a
+    row for each image; `prepare` does all that does not depend on an image. On a GPU the function
+    is recorded by `key`, unless that is None.
     """
-    total, device = len(tensors[0]), tensors[0].device
+    total, shared = len(images), [blank] if len(blank) == 1 else []
+    tensors = [images, *more] if shared else [images, blank, *more]
+    if key is not None and shared:  # a recording holds the one blank; others come with the images
+        key = (*key, id(blank), blank._version)
+
+    def ready_run(count: int) -> Callable[..., tuple[Tensor, ...]]:
+        run = prepare(count)
+        return lambda sources, *others: run(sources, *shared, *others)
 
     def some_images(a: int, b: int) -> tuple[Tensor, ...]:
-        parts, ready_run = [tensor[a:b] for tensor in tensors], partial(prepare, b - a)
-        return ready_run()(*parts) if key is None else captured(model, key, ready_run, *parts)
+        parts, made = [tensor[a:b] for tensor in tensors], partial(ready_run, b - a)
+        return made()(*parts) if key is None else captured(model, key, made, *parts)
 
     known = key is not None and ready(model, key, *tensors)
-    size = total if known else fit(total, bytes_each, device)
+    size = total if known else fit(total, bytes_each, images.device)
     return joined(list(in_chunks(some_images, total, size, what="images")))
-
-
-def one_blank(blank: Tensor) -> tuple[int, ...]:
-    """What a recording depends on where one blank serves all images; others come with the
-    images."""
-    return (id(blank), blank._version) if len(blank) == 1 else ()
 
 
 def swept_logits(
@@ -383,17 +382,15 @@ def sweep_features(
     memory budget."""
     layout = model.check(images)
 
-    one_for_all = len(blank) == 1
-
     def prepare(count: int) -> Callable[..., tuple[Tensor, ...]]:
-        shared = model.run_to(stage, blank) if one_for_all else None  # [1, C, h, w]
+        shared = model.run_to(stage, blank) if len(blank) == 1 else None  # [1, C, h, w]
         cells = chosen.to(model.device).unflatten(1, layout.grid)  # [N, gh, gw]
         after = count * model.forward_bytes(layout, after=stage)
         together = fit(len(cells), after, model.device, share=0.8)
 
-        def run(sources: Tensor, *blanks: Tensor) -> tuple[Tensor, ...]:
+        def run(sources: Tensor, own_blanks: Tensor) -> tuple[Tensor, ...]:
             features = model.run_to(stage, sources)  # [b, C, h, w]
-            empty = model.run_to(stage, blanks[0]) if shared is None else shared
+            empty = model.run_to(stage, own_blanks) if shared is None else shared
             context, donor = (empty, features) if direction == "insert" else (features, empty)
 
             def some_cells(a: int, b: int) -> Tensor:
@@ -406,9 +403,9 @@ def sweep_features(
 
         return run
 
-    key = ("staged caap", stage, direction, id(chosen), chosen._version, *one_blank(blank))
-    tensors, each = [images] if one_for_all else [images, blank], 2 * model.forward_bytes(layout)
-    interventions, source, bare = chunked(model, key, prepare, tensors, bytes_each=each)
+    key, each = ("staged caap", stage, direction, id(chosen), chosen._version), 2
+    each *= model.forward_bytes(layout)
+    interventions, source, bare = chunked(model, key, prepare, images, blank, bytes_each=each)
     return Swept(interventions, source, bare[: len(blank)])
 
 

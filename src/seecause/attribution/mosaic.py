@@ -39,7 +39,6 @@ from seecause.attribution.caap import (
     Recorded,
     chunked,
     make_plan,
-    one_blank,
     patches_at_once,
     recorded,
     swept_logits,
@@ -189,18 +188,17 @@ def against_blank(
     unless the target is a function.
     """
     of_blank, of_image = runs
-    own = [] if len(empty) == 1 else [empty]
 
     def prepare_run(count: int) -> Callable[..., tuple[Tensor, ...]]:
         need_gradients(model, str(key[0]))
         read = prepare(count)
-        held = None if own else blank_trace(model, empty, **of_blank)
+        held = blank_trace(model, empty, **of_blank) if len(empty) == 1 else None
 
-        def run(sources: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        def run(sources: Tensor, own_blanks: Tensor, *classes: Tensor) -> tuple[Tensor, ...]:
             source = record(model, sources, **of_image)
-            context = held or record(model, others[0], **of_blank)
+            context = held or record(model, own_blanks, **of_blank)
             assert source.logits is not None
-            goal = target.given(*others[len(own) :]).bind(source.logits)
+            goal = target.given(*classes).bind(source.logits)
             return source.logits, *read(context, source, goal)
 
         return run
@@ -208,9 +206,8 @@ def against_blank(
     layout = model.check(images)
     each = trace_bytes(model, layout) + model.forward_bytes(layout)
     each += 8 * mask_bytes(model, layout)  # with a few masks each
-    recorded_by = None if target.function is not None else (*key, *one_blank(empty))
-    tensors = [images, *own, *target.tensors]
-    found = chunked(model, recorded_by, prepare_run, tensors, bytes_each=each)
+    by = key if target.function is None else None
+    found = chunked(model, by, prepare_run, images, empty, *target.tensors, bytes_each=each)
     logits, scores, *errors = found
     return Maps(scores, target.bind(logits), errors=errors[0] if errors else None)
 

@@ -361,10 +361,6 @@ def open_data(spec: str | Path, *, limit: Count | None = None) -> Dataset:
         raise UnknownName("dataset", str(spec) if rest else name, forms, hint)
     opener = _REGISTRY.get(name)
     data = opener(rest, limit=limit) if "limit" in keyword_options(opener) else opener(rest)
-    for attribute in ("name", "classes", "fingerprint", "__len__", "__getitem__"):
-        if not hasattr(data, attribute):
-            expected = f"a dataset with `{attribute}`, as `seecause.data.Dataset` has it"
-            raise BadOption("data", str(spec), expected)
     if limit is None or len(data) <= limit:
         return data
     rows = evenly(range(len(data)), limit)

@@ -102,15 +102,16 @@ def localization(maps: Tensor, masks: Tensor) -> Scores:
 
     each = masks[0].numel() * _PIXEL_BYTES
     scores = run_in_chunks(run_maps, len(maps), each, maps.device, what="maps", dim=1).cpu()
-    unscored = {  # the last one that holds is the reason
-        "no background in the frame": ~(counted & ~wanted).flatten(1).any(dim=1),
-        "no object in the frame": ~wanted.flatten(1).any(dim=1),
-        "every pixel is ignored": ~counted.flatten(1).any(dim=1),
-    }
-    reasons = [""] * len(maps)
-    for reason, rows in unscored.items():
-        for image in rows.nonzero()[:, 0].tolist():
-            reasons[image] = reason
+    reasons = [
+        "every pixel is ignored"
+        if not valid.any()
+        else "no object in the frame"
+        if not on.any()
+        else "no background in the frame"
+        if on.sum() == valid.sum()
+        else ""
+        for on, valid in zip(wanted, counted, strict=True)
+    ]
     scores[:, [reason != "" for reason in reasons]] = torch.nan
     columns = dict(zip(("aupr1", "aupr0", "pointing"), scores, strict=True))
     return Scores(columns, {"reasons": tuple(reasons)}, {"metric": "localization"})
@@ -238,23 +239,16 @@ def located(maps: Tensor, marks: Marks, size: tuple[int, int]) -> Located:
 
 
 @torch.no_grad()
-def locate(
-    model: Framed,
-    data: Dataset,
-    part_maps: Callable[[Tensor], Tensor],
-    *,
-    normalised: bool = True,
-) -> Located:
+def locate(model: Framed, data: Dataset, part_maps: Callable[[Tensor], Tensor]) -> Located:
     """`part_maps(images [B, 3, H, W]) -> [B, K + 1, h, w]`, background last, over images with box
-    and key points, in the model's frame.
-
-    `normalised=False` gives images in [0, 1], as both public codes do here, unlike in training.
+    and key points, in the model's frame. Both public codes give images in [0, 1] here, unlike in
+    training; this package normalises them.
     """
     frame, parts = model.preprocess, []
     for start in range(0, len(data), _READ):
         samples = [data[place] for place in range(start, min(start + _READ, len(data)))]
         images = to_batch(model, samples).images
-        maps = part_maps(images if normalised else frame.raw(images)).double().cpu()
+        maps = part_maps(images).double().cpu()
         parts.append(located(maps, marks_of(frame, samples), frame.size))
     return Located(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -86,7 +86,6 @@ class MetricInputs:
     latents: Latents | None = None  # of a dataset whose samples can be drawn again
 
 
-_INPUTS = tuple(each.name for each in fields(MetricInputs))
 _NEEDS = ("masks", "model", "explain", "attribute", "latents")  # what not every runner has
 
 
@@ -143,9 +142,6 @@ def metric(name: str, *, columns: Mapping[str, Column] | Column) -> Callable[[F]
         name: The name of the metric, and of its column where there is only one.
         columns: The columns of its `Scores`, or one `Column` for a function that returns [B].
 
-    Raises:
-        BadOption: If a parameter before the star is not a field of `MetricInputs`.
-
     Example:
         >>> @metric("largest", columns=higher("the largest value of the map"))
         ... def largest(maps):
@@ -156,9 +152,6 @@ def metric(name: str, *, columns: Mapping[str, Column] | Column) -> Callable[[F]
     def register(function: F) -> F:
         kinds = inspect.signature(function).parameters.values()
         takes = tuple(p.name for p in kinds if p.kind is p.POSITIONAL_OR_KEYWORD)
-        unknown = [parameter for parameter in takes if parameter not in _INPUTS]
-        if unknown:
-            raise BadOption(f"parameter of the metric {name}", unknown[0], ", ".join(_INPUTS))
 
         @wraps(function)
         def checked(*inputs: Any, **options: Any) -> Any:

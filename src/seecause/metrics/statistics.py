@@ -85,8 +85,7 @@ class GroupAccuracy:
         names = sorted({group[:1] for group in self.groups})
         member = torch.tensor([names.index(group[:1]) for group in self.groups])
         right, total = (
-            torch.zeros(len(names), dtype=torch.int64).index_add(0, member, counts)
-            for counts in (self.right, self.total)
+            torch.bincount(member, weights=counts).long() for counts in (self.right, self.total)
         )
         return GroupAccuracy(tuple(names), right, total)
 
@@ -217,7 +216,7 @@ def calibration(logits: Tensor, labels: Tensor, *, bins: int = 15) -> Calibratio
     member = torch.bucketize(confidence, edges, right=True)  # [N], 0 to bins - 1
     count = torch.bincount(member, minlength=bins)
     sure, right = (
-        torch.zeros(bins, dtype=torch.float64).index_add(0, member, values)
+        torch.bincount(member, weights=values, minlength=bins)
         for values in (confidence, (predicted == labels).double())
     )
     return Calibration(count, sure / count, right / count)
