@@ -400,7 +400,7 @@ def test_a_corrupt_dicom_is_an_error_with_a_name(siim, kind):
 def test_odd_siim_lists_are_named(siim, caplog, monkeypatch):
     tubes, known = siim / "cxr_tube_dict.pkl", pickle.dumps(TUBES)
     for content, said in (
-        (pickle.dumps(["x"]), "not a dictionary"),
+        (pickle.dumps(["x"]), "cannot be read"),
         (pickle.dumps({"other": True}), "no image in the split test"),
         (pickle.dumps(Path("/")), "would load"),
         (known[:-9], "cannot be read"),

@@ -331,14 +331,11 @@ def explain_batches(
             runs[method] = replace(run, names=part.names)
         first = runs[methods[0]]
         enough, pairs = None, None
-        if "evidence" in also:
-            from seecause.attribution.evidence import evidence
+        if also:
+            from seecause.attribution.evidence import evidence, interactions
 
-            enough = evidence(model, tensor, rows, maps=first.maps)
-        if "interactions" in also:
-            from seecause.attribution.evidence import interactions
-
-            pairs = interactions(model, tensor, rows)
+            enough = evidence(model, tensor, rows, maps=first.maps) if "evidence" in also else None
+            pairs = interactions(model, tensor, rows) if "interactions" in also else None
         shares = [_outside(first, i, known.mask) for i, known in enumerate(part.facts)]
         yield Explanation(
             part.names,

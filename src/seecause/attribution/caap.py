@@ -198,13 +198,10 @@ def sweep(
     """Logits of all interventions, in chunks of images and of patches that fit the memory
     budget."""
     layout = model.check(images)
-    if approx != "none" and len(blank) > 1:
-        raise BadOption("approx", approx, "'none': E-CAAP reads one blank for all images")
-    if approx != "none" and not (
-        plan.tail in ("source", "blank") and direction == "insert" and plan.live
-    ):
-        needs = "E-CAAP exists for direction=insert, tail=source or blank, and a class token"
-        raise BadOption("approx", approx, f"'none': {needs}")
+    usual = plan.tail in ("source", "blank") and direction == "insert" and len(blank) == 1
+    if approx != "none" and not (usual and plan.live):
+        needs = "direction=insert, tail=source or blank, a class token and one blank for all images"
+        raise BadOption("approx", approx, f"'none': E-CAAP exists for {needs}")
     each = min(2, len(blank)) * trace_bytes(model, layout)
     each += min(len(chosen), 32) * _intervention_bytes(model, layout, chosen, plan)
 

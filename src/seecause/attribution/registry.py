@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from itertools import chain
 from typing import Any, TypeVar, cast
 
 import torch
@@ -53,11 +52,11 @@ def join(parts: Sequence[T]) -> T:
     """Join results of consecutive images: tensors (without a graph) and lists are concatenated,
     field by field; other fields are those of the first result."""
     first: Any = parts[0]
-    joined: Any = first
+    every, joined = cast(Any, parts), first
     if isinstance(first, Tensor):
-        joined = torch.cat([cast(Tensor, part).detach() for part in parts])
+        joined = torch.cat([part.detach() for part in every])
     elif isinstance(first, list):
-        joined = list(chain.from_iterable(cast("Sequence[list[Any]]", parts)))
+        joined = [entry for part in every for entry in part]
     elif is_dataclass(first) and not callable(first):  # a target may be anybody's function
         columns = {x.name: [getattr(part, x.name) for part in parts] for x in fields(first)}
         joined = replace(first, **{name: join(column) for name, column in columns.items()})

@@ -237,10 +237,7 @@ class Layout(str):
         if not path.is_file():
             raise self.refusal(path, "no such file")
         with self.reading(path):
-            content = _Unpickler(BytesIO(path.read_bytes()), encoding="bytes").load()
-            if not isinstance(content, dict):
-                raise TypeError("not a dictionary")
-            return content
+            return _Unpickler(BytesIO(path.read_bytes()), encoding="bytes").load()
 
 
 class _Unpickler(pickle.Unpickler):

@@ -279,10 +279,9 @@ class Line:
 
 def mean_line(rows: Tensor, x: Sequence[float] | None = None, *, control: bool = False) -> Line:
     """The mean of rows [N, P] with its standard error, along `x` or their places."""
-    from seecause.metrics.statistics import standard_error
-
     along = list(range(rows.shape[1])) if x is None else x
-    return Line(along, rows.mean(dim=0).tolist(), standard_error(rows).tolist(), control)
+    error = (rows.std(dim=0) / len(rows) ** 0.5).tolist() if len(rows) > 1 else ()
+    return Line(along, rows.mean(dim=0).tolist(), error, control)
 
 
 def chart(lines: Mapping[str, Line], *, title: str, x: str, y: str) -> Markup:
