@@ -176,11 +176,10 @@ def test_tam(family, start):
     for probs in twin.probs[start:-1]:
         reach = reach + probs.mean(dim=1) @ reach
     state = twin.read(twin.probs[-1].mean(dim=1) @ reach, prefix)
-    assert_close(
+    near(
         maps(model, images, "tam", start=start),
         (state * twin.read(slope.relu().mean(dim=1), prefix)).detach(),
-        atol=1e-10,
-        rtol=1e-10,
+        1e-10,
     )
 
 

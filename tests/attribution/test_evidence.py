@@ -137,16 +137,6 @@ def test_pairs_functions_and_batches():
         assert (ImageColor.getrgb(OUTLINES[part]) in drawn) == bool(getattr(whole, part).count[1])
 
 
-def test_the_seed_is_also_that_of_the_method_whose_order_is_taken():
-    native = tiny("timm_registers")
-    model, images = view(native, check=False), pictures(native)
-    for seed in (0, 3):
-        expected = sc.attribute(model, images, method="random", seed=seed).maps
-        assert torch.equal(sc.evidence(model, images, method="random", seed=seed).maps, expected)
-    named = sc.evidence(model, images, method="random", options={"seed": 3}, seed=1)
-    assert torch.equal(named.maps, expected)
-
-
 @pytest.mark.parametrize(
     ("family", "order"),
     [("timm_registers", "mosaic"), ("timm_mean", "libra-ixg+"), ("timm_map", "libra-ixg+")],

@@ -112,19 +112,6 @@ def test_the_sum_with_caap_is_that_of_z_scores():
     assert flat.isfinite().all()
 
 
-@pytest.mark.parametrize("family", ["timm_registers", "timm_mean"])
-def test_chunks_and_batches_do_not_change_the_maps(family):
-    native = tiny(family)
-    model, images = view(native), pictures(native, batch=3)
-    whole = sc.attribute(model, images, target=2, method="mosaic", masks=4)
-    with budget(1):  # one mask of one image at a time
-        parts = sc.attribute(model, images, target=2, method="mosaic", masks=4)
-    single = [sc.attribute(model, x[None], target=2, method="mosaic", masks=4) for x in images]
-    near(parts.maps, whole.maps)
-    near(torch.cat([x.maps for x in single]), whole.maps)
-    near(torch.cat([x.errors for x in single]), whole.errors)
-
-
 def test_drawn_masks_hold_every_share_of_the_image():
     masks = draw_masks(MaskPlan(masks=400), (14, 14))
     assert sorted({round(x, 6) for x in masks.flatten().tolist()}) == [0.02, 0.98]
@@ -137,19 +124,22 @@ def test_drawn_masks_hold_every_share_of_the_image():
 
 @pytest.mark.parametrize("family", ["timm_registers", "timm_mean", "timm_map", "timm_distilled"])
 @pytest.mark.parametrize("method", ["mosaic", "caap+mosaic"])
-def test_a_blank_for_each_picture_is_the_blank_of_each(family, method):
+@pytest.mark.parametrize("own", [False, True])  # a blank for each image
+def test_a_batch_is_its_images_and_each_keeps_its_blank(family, method, own):
     native = tiny(family)
     model, images = view(native, check=False), pictures(native, batch=3)
     others = pictures(native, batch=3, seed=7)
-    whole = sc.attribute(model, images, 2, method, masks=4, blank=others).maps
-    singles = [
-        sc.attribute(model, one[None], 2, method, masks=4, blank=other[None]).maps
-        for one, other in zip(images, others, strict=True)
-    ]
-    near(whole, torch.cat(singles), 1e-10)
-    with budget(1):
-        part = sc.attribute(model, images, 2, method, masks=4, blank=others).maps
-    near(part, whole, 1e-10)
+
+    def explain(rows=slice(None)):
+        blank = others[rows] if own else "white"
+        return sc.attribute(model, images[rows], 2, method, masks=4, blank=blank)
+
+    whole, singles = explain(), [explain(slice(row, row + 1)) for row in range(3)]
+    near(whole.maps, torch.cat([one.maps for one in singles]), 1e-10)
+    if method == "mosaic":
+        near(whole.errors, torch.cat([one.errors for one in singles]), 1e-10)
+    with budget(1):  # one mask of one image at a time
+        near(explain().maps, whole.maps, 1e-10)
 
 
 @pytest.mark.parametrize("pool", ["avg", "map"])

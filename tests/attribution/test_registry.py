@@ -23,7 +23,7 @@ OTHERS = {
     **{"select": "none", "blank": "noise", "baseline": "black", "tail": "all"},
     **{"layers": (2, None), "direction": "delete", "approx": "e-caap"},
     **{"propagate_registers": True, "eps": 0.2, "noise": 0.5, "keep": 0.3, "factor": 0.5},
-    **{"kappa": 0.1, "width": 0.1, "threshold": 0.5, "guide": "sobel", "candidates": 2},
+    **{"kappa": 0.1, "threshold": 0.5, "guide": "sobel", "candidates": 2},
     **{"reach": 0.2, "faint": 0.0, "seed": 1},
 }
 # what must stand beside an option for it to matter, and what makes a run short

@@ -251,16 +251,6 @@ def test_cifar_keeps_every_tenth_of_a_class_for_validation(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{b"data": np.zeros((2, 7), np.uint8)}, {b"labels": [3, 99]}, {b"labels": 4}]
-)
-def test_odd_cifar_batches_are_named(cifar, change):
-    content = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [3, 1], **change}
-    (cifar / "test_batch").write_bytes(pickle.dumps(content))
-    with pytest.raises(DataMissing, match="test_batch"):
-        open_data(f"cifar10:{cifar}")
-
-
-@pytest.mark.parametrize(
     "content",
     [
         b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x0f.",  # bytes longer than the file

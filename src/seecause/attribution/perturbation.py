@@ -573,12 +573,12 @@ def random(model: ImageModel, images: Tensor, target: Target, *, seed: int = 0) 
 
 
 @_control("center")
-def center(model: ImageModel, images: Tensor, target: Target, *, width: Positive = 0.25) -> Maps:
-    """A Gaussian at the middle, `width` of each side wide."""
+def center(model: ImageModel, images: Tensor, target: Target) -> Maps:
+    """A Gaussian at the middle, a quarter of each side wide."""
     rows, columns = (
         torch.linspace(-0.5, 0.5, n, dtype=torch.float32) for n in model.check(images).grid
     )
-    bump = torch.exp(-(rows[:, None] ** 2 + columns**2) / (2 * width**2)).flatten()
+    bump = torch.exp(-(rows[:, None] ** 2 + columns**2) / (2 * 0.25**2)).flatten()
     return Maps(bump.to(images.device).repeat(len(images), 1), target)
 
 
