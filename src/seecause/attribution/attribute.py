@@ -232,9 +232,6 @@ class Explanation(MapResult):
         write_explanations(folder, [self], self.names)
         return folder
 
-    def _runs(self) -> Mapping[str, Attribution]:
-        return self.runs
-
 
 @checked
 def explain(
