@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from seecause.attribution import registry
-from seecause.data import registry as datasets
+from seecause.data import dataset as datasets
 from seecause.metrics import registry as metrics
 
 ROOT = Path(__file__).parents[1]

@@ -15,6 +15,6 @@ from .background.repair import repair as repair
 from .engine.patching import Site as Site, patch as patch, run as run
 from .errors import SeecauseError as SeecauseError
 from .loading import load as load, wrap as wrap
-from .models.dense import Box as Box, Region as Region
+from .target import Box as Box, Region as Region
 
 __version__: str

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -50,6 +51,7 @@ class Target:
     against: Tensor | None = None
     function: Callable[[Tensor], Tensor] | None = None
     logits: Tensor | None = None  # [B, C] of the plain run that bound it, where one did
+    sigmoid: bool = False  # whether each class has a probability of its own
 
     @property
     def open(self) -> bool:
@@ -59,7 +61,7 @@ class Target:
     def bind(self, logits: Tensor) -> Target:
         """Fill in the predicted class from the plain run's logits [B, C], which are kept."""
         classes = logits.argmax(dim=-1) if self.open else self.classes
-        return Target(classes, self.against, self.function, logits)
+        return replace(self, classes=classes, logits=logits)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -68,14 +70,14 @@ class Target:
 
     def given(self, *tensors: Tensor) -> Target:
         """The same with other `tensors`."""
-        return Target(*tensors, function=self.function) if tensors else self
+        return Target(*tensors, function=self.function, sigmoid=self.sigmoid) if tensors else self
 
     def take(self, rows: Tensor | slice) -> Target:
         """The same for other rows: images of the batch in any order, any of them several times."""
         taken = [None if t is None else t[rows] for t in (self.classes, self.against)]
-        return Target(taken[0], taken[1], self.function)
+        return Target(*taken, function=self.function, sigmoid=self.sigmoid)
 
-    def score(self, logits: Tensor, kind: Score = "prob", *, sigmoid: bool = False) -> Tensor:
+    def score(self, logits: Tensor, kind: Score = "prob") -> Tensor:
         """Logits [B, ..., C] -> scores [B, ...] in float32 or better."""
         if kind not in get_args(Score):
             raise BadOption("score", kind, f"one of {', '.join(get_args(Score))}")
@@ -85,7 +87,7 @@ class Target:
         assert self.classes is not None
         if self.against is not None:
             return pick(logits, self.classes) - pick(logits, self.against)
-        return pick(spread(logits, kind, sigmoid=sigmoid), self.classes)
+        return pick(spread(logits, kind, sigmoid=self.sigmoid), self.classes)
 
     def _function_scores(self, logits: Tensor) -> Tensor:
         assert self.function is not None
@@ -121,13 +123,14 @@ def parse(model: ImageModel, spec: Spec, batch: int) -> Target:
     image."""
     need_aimed(model)
     need_class(model, spec)
+    made = partial(Target, sigmoid=model.sigmoid)
     if spec is None:
-        return Target()
+        return made()
     if callable(spec) and not isinstance(spec, Tensor):
-        return Target(function=cast(Callable[[Tensor], Tensor], spec))
+        return made(function=cast(Callable[[Tensor], Tensor], spec))
     if isinstance(spec, tuple) and len(spec) == 2:
         first, second = (_indices(model, [part] * batch) for part in spec)
-        return Target(classes=first, against=second)
+        return made(first, second)
     value: Any = spec
     if hasattr(value, "tolist"):  # tensors and arrays; one without axes is one class for all
         value = value.tolist()
@@ -136,7 +139,7 @@ def parse(model: ImageModel, spec: Spec, batch: int) -> Target:
         raise BadOption(
             "target", f"{len(names)} classes", f"one class, or one for each of the {batch} images"
         )
-    return Target(classes=_indices(model, names))
+    return made(_indices(model, names))
 
 
 def need_aimed(model: ImageModel) -> None:

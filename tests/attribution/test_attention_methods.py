@@ -112,54 +112,40 @@ def test_rows_follow_the_readout():
 # The methods
 
 
-@CLASS_AND_MEAN
-def test_raw_attention(family):
-    model, images, twin = twins(family)
-    near(
-        maps(model, images, "raw-attention"),
-        twin.read(twin.probs[-1].mean(dim=1), model.layout.prefix).detach(),
-    )
+def raw_attention(twin, start):
+    return twin.probs[-1].mean(dim=1)
 
 
-@CLASS_AND_MEAN
-@pytest.mark.parametrize("start", [0, 1])
-def test_rollout_is_the_direct_product(family, start):
-    model, images, twin = twins(family)
-    eye = torch.eye(model.layout.tokens, dtype=torch.float64)
+def rollout(twin, start):
+    """The direct product, image by image."""
+    eye = torch.eye(twin.probs[0].shape[-1], dtype=torch.float64)
     factors = [(p.mean(dim=1) + eye) / 2 for p in reversed(twin.probs[start:])]
-    product = torch.stack(
-        [torch.linalg.multi_dot([f[i] for f in factors]) for i in range(len(images))]
-    )
-    near(
-        maps(model, images, "rollout", start=start),
-        twin.read(product, model.layout.prefix).detach(),
-    )
+    return torch.stack([torch.linalg.multi_dot([f[i] for f in factors]) for i in range(2)])
 
 
-@CLASS_AND_MEAN
-def test_attn_grad(family):
-    model, images, twin = twins(family)
-    prefix, probs = model.layout.prefix, twin.probs[-1]
-    (slope,) = twin.slopes([probs])
-    near(
-        maps(model, images, "attn-grad"),
-        twin.read((slope * probs).relu().mean(dim=1), prefix).detach(),
-    )
+def attn_grad(twin, start):
+    (slope,) = twin.slopes(twin.probs[-1:])
+    return (slope * twin.probs[-1]).relu().mean(dim=1)
 
 
-@CLASS_AND_MEAN
-@pytest.mark.parametrize("start", [0, 2])
-def test_gae(family, start):
-    model, images, twin = twins(family)
-    reach = torch.eye(model.layout.tokens, dtype=torch.float64)
+def gae(twin, start):
+    reach = torch.eye(twin.probs[0].shape[-1], dtype=torch.float64)
     for probs, slope in list(zip(twin.probs, twin.slopes(twin.probs), strict=True))[start:]:
         reach = reach + (slope * probs).relu().mean(dim=1) @ reach
-    assert_close(
-        maps(model, images, "gae", start=start),
-        twin.read(reach, model.layout.prefix).detach(),
-        atol=1e-10,
-        rtol=1e-10,
-    )
+    return reach
+
+
+@CLASS_AND_MEAN
+@pytest.mark.parametrize(
+    ("twin_of", "start"),
+    [(raw_attention, None), (attn_grad, None), *((f, s) for f in (rollout, gae) for s in (0, 2))],
+)
+def test_maps_are_rows_of_the_twins_matrices(family, twin_of, start):
+    model, images, twin = twins(family)
+    options = {} if start is None else {"start": start}
+    found = maps(model, images, twin_of.__name__.replace("_", "-"), **options)
+    expected = twin.read(twin_of(twin, start), model.layout.prefix).detach()
+    assert_close(found, expected, atol=1e-10, rtol=1e-10)
 
 
 @CLASS_AND_MEAN
@@ -190,11 +176,10 @@ def test_tam(family, start):
     for probs in twin.probs[start:-1]:
         reach = reach + probs.mean(dim=1) @ reach
     state = twin.read(twin.probs[-1].mean(dim=1) @ reach, prefix)
-    assert_close(
+    near(
         maps(model, images, "tam", start=start),
         (state * twin.read(slope.relu().mean(dim=1), prefix)).detach(),
-        atol=1e-10,
-        rtol=1e-10,
+        1e-10,
     )
 
 

@@ -75,25 +75,17 @@ def test_fast_caap_equals_the_slow_twin(family):
     assert hooks(native.module) == 0
 
 
+@pytest.mark.parametrize("own", [False, True])  # a blank for each image
 @torch.no_grad()
-def test_deletion_is_the_drop_when_the_blank_is_put_in(small):
+def test_deletion_is_the_drop_when_the_blank_is_put_in(small, own):
     native, model, images = small
-    blank = model.preprocess.normalise(torch.zeros_like(images))
+    blank = images.flip(0) if own else model.preprocess.normalise(torch.zeros_like(images))
     gone = slow(native, native.module.layer3, images, blank, overlapping(GRID))
-    got = sc.attribute(
-        model, images, target=[1, 4], score="logprob", direction="delete", blank="black"
-    ).maps.flatten(1)
+    options = {"score": "logprob", "direction": "delete", "blank": blank if own else "black"}
+    got = sc.attribute(model, images, target=[1, 4], **options).maps.flatten(1)
     plain = native.forward(images).log_softmax(dim=-1)
     for i, target in enumerate((1, 4)):
         near(got[i], plain[i, target] - gone[i].log_softmax(dim=-1)[:, target], 1e-10)
-
-
-@torch.no_grad()
-def test_a_blank_for_each_picture_equals_the_slow_twin(small):
-    native, model, images = small
-    expected = slow(native, native.module.layer3, images.flip(0), images, overlapping(GRID))
-    maps = sc.attribute(model, images, target=3, score="logit", blank=images.flip(0)).maps
-    near(maps.flatten(1), expected[..., 3], 1e-10)
 
 
 @pytest.mark.parametrize(
@@ -154,20 +146,10 @@ def test_simple_insertion_and_deletion_paste_pixels(small):
     near(deleted[:, 0, 2], (native.forward(images) - native.forward(above))[:, 0])
 
 
-class TestRefusals:
-    @pytest.mark.parametrize(
-        "option",
-        [
-            {"tail": "source"},
-            {"layers": (1, 2)},
-            {"approx": "e-caap"},
-            {"propagate_registers": True},
-        ],
-    )
-    def test_options_of_transformers_have_no_meaning(self, small, option):
+def test_options_of_transformers_and_unknown_stages_are_refused(small):
+    _, model, images = small
+    for option in ({"tail": "source"}, {"layers": (1, 2)}, {"approx": "e-caap"}):
         with pytest.raises(BadOption, match="stage"):
-            sc.attribute(small[1], small[2], **option)
-
-    def test_an_unknown_stage_names_the_known_ones(self, small):
-        with pytest.raises(UnknownName, match="layer4"):
-            sc.attribute(small[1], small[2], stage="layer5")
+            sc.attribute(model, images, **option)
+    with pytest.raises(UnknownName, match="layer4"):
+        sc.attribute(model, images, stage="layer5")

@@ -86,29 +86,6 @@ def test_scores_are_probabilities_of_the_readout():
     assert_close(sc.attribute(model, images, target=3).maps, logits.sigmoid()[..., 3])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tail": "source", "layers": (1, 3)}, "no effect"),
-        ({"layers": (3, 2), "tail": "blank"}, "first <= last"),
-        ({"layers": (0, 9), "tail": "blank"}, "0 <= first"),
-        ({"tail": "sideways"}, "patched"),
-        ({"blank": "pink"}, "white"),
-        ({"blank": torch.zeros(3, 9, 9)}, "expected"),
-        ({"select": "box9"}, "box1"),
-        ({"select": torch.zeros(3, 3)}, "4 x 6"),
-        ({"score": "vibes"}, "prob"),
-        ({"approx": "lots"}, "e-caap"),
-        ({"direction": "up"}, "insert, delete"),
-        ({"colour": "red"}, "one of"),
-    ],
-)
-def test_bad_options_say_what_was_expected(options, message):
-    model = view(tiny("timm_deit3"))
-    with pytest.raises(sc.SeecauseError, match=message):
-        sc.attribute(model, torch.zeros(1, 3, 32, 48), target=0, **options)
-
-
 def test_defaults_depend_on_the_readout():
     for family, tail in (
         ("timm_deit3", "source"),

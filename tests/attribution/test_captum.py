@@ -42,28 +42,13 @@ def test_a_noise_tunnel_without_noise_changes_nothing(case, name):
     near(smooth, ours.attribute(images, target=[1, 2]), 1e-10)
 
 
-def test_infidelity_of_captum_is_that_of_its_definition(case):
-    model, images = case
-    attributions = ours_for_captum.CAAP(model).attribute(images, target=1)
-    noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(3)).to(images) / 10
-
-    theirs = captum.metrics.infidelity(
-        model, lambda inputs: (noise, inputs - noise), images, attributions, target=1,
-        n_perturb_samples=1,
-    )  # fmt: skip
-    change = (model(images) - model(images - noise))[:, 1]
-    ours = ((noise * attributions).flatten(1).sum(dim=1) - change).square()
-    assert_close(theirs, ours, atol=1e-10, rtol=1e-8)
-
-
 def test_targets_and_tuples_as_captum_has_them(case):
     model, images = case
     caap = ours_for_captum.CAAP(model, score="logit")
     plain = caap.attribute(images, target=1)
     for same in (torch.tensor(1), torch.tensor([1]), [1, 1]):
         assert torch.equal(caap.attribute(images, target=same), plain)
-    (alone,) = caap.attribute((images,), target=1)
-    assert torch.equal(alone, plain)
+    assert torch.equal(caap.attribute((images,), target=1)[0], plain)
     predicted = model(images).argmax(dim=1)
     assert torch.equal(caap.attribute(images), caap.attribute(images, target=predicted))
 

@@ -13,7 +13,7 @@ from seecause.attribution.evidence import bisect
 from seecause.engine.chunks import budget
 from seecause.engine.trace import blank_image
 from seecause.errors import BadOption, UnknownName
-from seecause.report.explain import OUTLINES as COLOURS, evidence_image, evidence_sentences
+from seecause.report.explain import OUTLINES, evidence_image, evidence_sentences
 from tests.families.conv import CONV_FAMILIES, tiny_conv
 from tests.helpers import view
 from tests.reference import evidence as reference
@@ -133,21 +133,8 @@ def test_pairs_functions_and_batches():
     assert whole.needed.count.tolist() == [int(one.needed.count) for one in singles]
     assert "of 24 patches" in evidence_sentences(whole, 1)[0]
     for part in ("enough", "needed"):
-        drawn = evidence_image(whole, 1, part)
-        line = ImageColor.getrgb(COLOURS[part]) in [
-            colour for _, colour in drawn.getcolors(1 << 20)
-        ]
-        assert line == bool(getattr(whole, part).count[1])
-
-
-def test_the_seed_is_also_that_of_the_method_whose_order_is_taken():
-    native = tiny("timm_registers")
-    model, images = view(native, check=False), pictures(native)
-    for seed in (0, 3):
-        expected = sc.attribute(model, images, method="random", seed=seed).maps
-        assert torch.equal(sc.evidence(model, images, method="random", seed=seed).maps, expected)
-    named = sc.evidence(model, images, method="random", options={"seed": 3}, seed=1)
-    assert torch.equal(named.maps, expected)
+        drawn = {colour for _, colour in evidence_image(whole, 1, part).getcolors(1 << 20)}
+        assert (ImageColor.getrgb(OUTLINES[part]) in drawn) == bool(getattr(whole, part).count[1])
 
 
 @pytest.mark.parametrize(
@@ -173,11 +160,7 @@ def test_what_cannot_be_done_is_said():
         ({"maps": torch.zeros(2, 2, 2, 6)}, r"\[2, 4, 6\]"),
         ({"maps": torch.full((2, 4, 6), torch.nan)}, "finite"),
         ({"blank": "pink"}, "white"),
-        ({"points": True}, "a whole number"),
-        ({"maps": 3}, "maps"),
-        ({"method": 3}, "a word"),
         ({"options": 3}, "a table"),
-        ({"seed": "x"}, "a whole number"),
     ):
         with pytest.raises(BadOption, match=message):
             sc.evidence(model, images, **{"method": "sobel", **options})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from PIL import Image
@@ -55,7 +53,7 @@ def test_what_cannot_be_one_result_is_refused_in_words():
 
 def test_pixels_that_are_neither_object_nor_background_have_no_area():
     mask = torch.tensor([[1, 0, IGNORE, IGNORE]])
-    run = SimpleNamespace(maps=torch.ones(1, 1, 4), native=None)
+    run = Attribution(torch.ones(1, 1, 4), images=torch.zeros(1, 3, 1, 4), manifest={})
     assert _outside(run, 0, mask)[1] == 0.5
     assert _outside(run, 0, torch.full_like(mask, IGNORE)) == (None, None)
 

@@ -11,7 +11,7 @@ import torch
 import seecause as sc
 from seecause.attribution import registry
 from seecause.attribution.registry import Maps, find, join, methods
-from seecause.errors import BadOption, NotDefined, UnknownName
+from seecause.errors import NotDefined, UnknownName
 from seecause.target import Target
 from tests.families.conv import tiny_conv
 from tests.helpers import view
@@ -23,7 +23,7 @@ OTHERS = {
     **{"select": "none", "blank": "noise", "baseline": "black", "tail": "all"},
     **{"layers": (2, None), "direction": "delete", "approx": "e-caap"},
     **{"propagate_registers": True, "eps": 0.2, "noise": 0.5, "keep": 0.3, "factor": 0.5},
-    **{"kappa": 0.1, "width": 0.1, "threshold": 0.5, "guide": "sobel", "candidates": 2},
+    **{"kappa": 0.1, "threshold": 0.5, "guide": "sobel", "candidates": 2},
     **{"reach": 0.2, "faint": 0.0, "seed": 1},
 }
 # what must stand beside an option for it to matter, and what makes a run short
@@ -135,11 +135,20 @@ def test_parts_join_to_one_batch_with_all_they_have():
         ("rise", {"masks": 0}, "at least 1"),
         ("tis", {"keep": 0.0}, "a share above 0"),
         ("caap", {"tail": "none"}, "source"),
+        ("caap", {"tail": "source", "layers": (1, 3)}, "no effect"),
+        ("caap", {"layers": (3, 2), "tail": "blank"}, "first <= last"),
+        ("caap", {"layers": (0, 9), "tail": "blank"}, "0 <= first"),
+        ("caap", {"blank": torch.zeros(3, 9, 9)}, "expected"),
+        ("caap", {"select": "box9"}, "box1"),
+        ("caap", {"select": torch.zeros(3, 3)}, "4 x 6"),
+        ("caap", {"score": "vibes"}, "prob"),
+        ("caap", {"approx": "lots"}, "e-caap"),
+        ("caap", {"direction": "up"}, "insert, delete"),
     ],
 )
 def test_bad_options_say_what_was_expected(name, options, words):
     native = tiny("timm_deit3")
-    with pytest.raises(BadOption, match=words):
+    with pytest.raises(sc.SeecauseError, match=words):
         sc.attribute(view(native, check=False), pictures(native, batch=1), 0, name, **options)
 
 

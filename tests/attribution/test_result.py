@@ -15,7 +15,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
 import seecause as sc
-from seecause.attribution.result import TENSORS, Attribution, AttributionWriter
+from seecause.attribution.result import TENSORS, Attribution
 from seecause.data.dataset import SkippedImage
 from seecause.errors import BadImage, BadOption, DataMissing
 from tests.bad_files import bad_file
@@ -181,13 +181,3 @@ def test_a_bad_file_is_named_and_the_others_go_on(model, tmp_path):
         sc.attribute(model, [good, bad], method="center")
     with pytest.raises(BadOption, match="a list of 1"):
         sc.attribute(model, [good, good], [1], "center")
-
-
-def test_every_batch_is_written_to_its_own_file(att, tmp_path):
-    writer = AttributionWriter(tmp_path)
-    for start in range(0, 8, 3):
-        writer.add(att[start : start + 3])
-    writer.close("digest of all")
-    loaded = Attribution.load(tmp_path)
-    assert len(list(tmp_path.glob("*.safetensors"))) == 3 and torch.equal(loaded.maps, att.maps)
-    assert loaded.labels == att.labels and loaded.answers == att.answers

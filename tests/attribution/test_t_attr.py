@@ -12,7 +12,6 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.attribution.attention import Rules, _relevant, unchanged
-from seecause.engine.chunks import budget
 from seecause.engine.trace import explicit_run
 from seecause.errors import NotDefined
 from tests.helpers import near, noise, view
@@ -39,15 +38,6 @@ def test_maps_equal_the_rules_written_out(family, start):
         assert_close(row, slow[prefix:], rtol=1e-5, atol=1e-10)
         assert_close(sums, torch.ones_like(sums), rtol=1e-3, atol=0)  # safe division adds 1e-9
         assert row.std() > 0
-
-
-@pytest.mark.parametrize("family", EVERY_KIND)
-def test_a_batch_of_three_equals_three_single_runs(family):
-    native = tiny(family)
-    model, images = view(native, check=False), pictures(native, batch=3)
-    whole = sc.attribute(model, images, method="t-attr").maps
-    single = torch.cat([sc.attribute(model, one[None], method="t-attr").maps for one in images])
-    assert_close(whole, single, rtol=1e-7, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -82,30 +72,6 @@ def test_relevance_is_conserved_for_every_sample(family):
     seed[:, 2] = torch.tensor([1.0, 2.0, -3.0])
     for found in torch.autograd.grad(logits, inputs, seed):
         assert_close(found.sum(dim=(1, 2)), seed[:, 2], rtol=1e-3, atol=0)
-
-
-def test_targets_of_every_kind():
-    native = tiny("timm_deit3")
-    model, images = view(native, check=False), pictures(native)
-    predicted = model(images).argmax(dim=1)
-    assert_close(
-        sc.attribute(model, images, method="t-attr").maps,
-        sc.attribute(model, images, predicted, "t-attr").maps,
-    )
-    by_function = sc.attribute(
-        model, images, lambda logits: logits[:, 2] - logits[:, 4], "t-attr"
-    ).maps
-    assert_close(sc.attribute(model, images, (2, 4), "t-attr").maps, by_function)
-
-
-def test_chunks_do_not_change_the_maps_or_the_target():
-    native = tiny("timm_map")
-    model, images = view(native, check=False), pictures(native, batch=3)
-    whole = sc.attribute(model, images, method="t-attr")
-    with budget(1):  # one image at a time
-        parts = sc.attribute(model, images, method="t-attr")
-    assert_close(parts.maps, whole.maps, rtol=1e-7, atol=1e-10)
-    assert parts.manifest["target"] == whole.manifest["target"]
 
 
 def test_an_operator_without_a_rule_is_named():

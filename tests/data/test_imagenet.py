@@ -172,18 +172,6 @@ def test_odd_images_in_parquet_are_named(tmp_path, images):
         open_data(f"imagenet-hard:{tmp_path}")[0]
 
 
-def test_odd_hard_files_are_named(hard):
-    broken = hard / "data" / "validation-00002-c.parquet"
-    pq.write_table(pa.table({"label": [[1]]}), broken)
-    with pytest.raises(DataMissing, match=broken.name):
-        open_data(f"imagenet-hard:{hard}")
-    broken.write_text("no table")
-    with pytest.raises(DataMissing, match=broken.name):
-        open_data(f"imagenet-hard:{hard}")
-    with pytest.raises(DataMissing, match="no validation"):
-        open_data(f"imagenet-hard:{hard / 'data'}")
-
-
 # imagenet-9
 
 

@@ -31,13 +31,6 @@ def slow_ece(logits: torch.Tensor, labels: torch.Tensor, bins: int) -> float:
     return sum(gaps) / len(labels)
 
 
-def test_calibration_by_hand():
-    """Three photos in [0.6, 0.8): confidence 0.7, accuracy 2/3. One at 0.9: wrong."""
-    result = calibration(*logits_of([0.65, 0.7, 0.75, 0.9], [True, True, False, False]), bins=5)
-    assert result.count.tolist() == [0, 0, 0, 3, 1] and result.confidence[:3].isnan().all()
-    assert result.error == pytest.approx(3 / 4 * (0.7 - 2 / 3) + 1 / 4 * 0.9)
-
-
 @pytest.mark.parametrize("bins", [1, 10, 15])
 def test_calibration_is_its_definition(bins):
     logits, labels = 3 * noise(300, 5), torch.arange(300) % 5

@@ -81,36 +81,9 @@ def slow_error(fit: Located, test: Located) -> float:
 # from photos to places
 
 
-@pytest.mark.parametrize("squash", [False, True])
-@pytest.mark.parametrize("size", [(40, 90), (90, 40), (32, 48), (67, 101)])
-def test_points_move_with_the_pixels(size, squash):
-    """A bright spot is where its coordinates say, after resizing and cutting both."""
-    frame = Preprocess((32, 48), (0.0,) * 3, (1.0,) * 3, crop=0.875, squash=squash)
-    height, width = size
-    mask = torch.zeros(size, dtype=torch.uint8)
-    mask[height // 2 - 4 : height // 2 + 4, width // 2 - 2 : width // 2 + 6] = 1
-    rows, columns = frame.mask(mask).nonzero().double().T + 0.5
-    x, y = frame.points(
-        torch.tensor([width // 2 + 2, height // 2], dtype=torch.float64), *size
-    ).tolist()
-    assert abs(float(columns.mean()) - x) < 0.6 and abs(float(rows.mean()) - y) < 0.6
-    whole = frame.points(torch.tensor([[0.0, 0.0], [width, height]]), *size)
-    assert (whole[0] <= 0).all() and (whole[1] >= torch.tensor([48.0, 32.0])).all()
-
-
 def test_the_regression_is_its_definition():
     fit, test = random_located(40, 0), random_located(25, 50)
     assert keypoint_error(fit, test) == pytest.approx(slow_error(fit, test), abs=1e-9)
-
-
-def test_key_points_that_sit_on_parts_are_found():
-    """Points are a shifted, scaled copy of two centres: a linear map finds them."""
-    exact = [random_located(n, seed, parts=2) for n, seed in ((30, 0), (20, 9))]
-    exact = [
-        s._replace(active=torch.ones_like(s.active), points=3 * s.centers.flip(1) + 0.5)
-        for s in exact
-    ]
-    assert keypoint_error(*exact) == pytest.approx(0, abs=1e-10)
 
 
 def test_a_key_point_that_is_nowhere_visible_weighs_nothing():

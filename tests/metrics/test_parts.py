@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.testing import assert_close
 
 import seecause as sc
 from seecause import critters
@@ -17,13 +16,11 @@ from seecause.metrics.parts import (
     THRESHOLDS,
     PartTruth,
     measure_truth,
-    neighbours,
     part_completeness,
     part_importances,
     part_truth,
-    shared_parts,
 )
-from tests.helpers import noise
+from tests.helpers import near, noise
 from tests.linear import linear_model
 
 COUNT = 8
@@ -61,19 +58,13 @@ def test_true_importances_are_those_of_new_pictures(setting):
             model(model.preprocess.normalise(image)).double() for image in (without, both)
         )
     place = torch.arange(COUNT)
-    assert_close(
+    near(
         truth.drops[:, REMOVABLE.index("tail")],
         (truth.removed[:, 0] - tailless)[place, latents.creature],
-        atol=1e-4,
-        rtol=0,
+        1e-4,
     )
     gone = torch.tensor([True, False, False, True]).expand(COUNT, -1)
-    assert_close(
-        truth.logit_without(gone, latents.creature),
-        bald[place, latents.creature],
-        atol=1e-4,
-        rtol=0,
-    )
+    near(truth.logit_without(gone, latents.creature), bald[place, latents.creature], 1e-4)
 
 
 def test_a_map_of_true_drops_is_right_and_a_random_one_is_not(setting):
@@ -132,13 +123,6 @@ def test_part_sums_reach_two_pixels_beyond_the_part():
         and background.item() == 144 - 12 - 1
         and total.item() == 144
     )
-
-
-def test_neighbours_share_disjoint_parts():
-    every = torch.arange(len(critters.CLASSES))
-    first, second = neighbours(every)
-    one, other = shared_parts(every, first), shared_parts(every, second)
-    assert (one.sum(dim=1) == 2).all() and (other.sum(dim=1) == 2).all() and not (one & other).any()
 
 
 def test_the_completeness_block_by_hand(setting):

@@ -16,7 +16,7 @@ from tests.linear import GRID, PATCH, SIZE, contributions, linear_model, patch_s
 
 OTHERS = {  # values under which a number must change
     **{"steps": 3, "order": "patch", "fill": 0.5, "score": "logit", "seed": 1, "groups": 3},
-    **{"share": 0.6, "subsets": 7, "cells": 2, "ignore": None},
+    **{"share": 0.6, "subsets": 7, "cells": 2},
 }
 DRAWN = {"parameter-randomisation", "parts"}  # need a copy of a network, and pictures drawn again
 

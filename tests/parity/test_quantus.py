@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause.metrics import insertion_deletion
 from seecause.metrics.faithfulness import perturbation
 from tests.helpers import noise, view
 from tests.tiny import pictures, tiny
@@ -60,15 +59,3 @@ def test_region_perturbation(setting, order):
         ours[f"aopc-{order}"], lost.sum(dim=1) / 25, atol=1e-6, rtol=0
     )  # ours counts the untouched picture, as the paper does
     assert lost.abs().max() > 0.05  # the curve has something to say
-
-
-def test_pixel_flipping(setting):
-    module, model, images = setting
-    maps = noise(3, *images.shape[-2:])
-    pixels = maps[0].numel()
-    ours = insertion_deletion(model, images, maps, CLASSES, steps=12, fill=FILL)
-    flipped = theirs(
-        quantus.PixelFlipping(features_in_step=pixels // 4, **QUIET), module, images, maps
-    )  # of 3 channels each: 12 steps
-    assert_close(ours["deletion curve"][:, 1:], flipped, atol=1e-6, rtol=0)
-    assert flipped.std(dim=1).max() > 0.05

@@ -343,7 +343,7 @@ def _relevant(block: Block) -> Block:
     fields: dict[str, Any] = {name: unchanged(getattr(block, name)) for name in turned}
     if block.rotate is not None:
         fields["rotate"] = unchanged(block.rotate)
-    return Block(**{**vars(block), **fields})
+    return replace(block, **fields)
 
 
 class Rules(TorchFunctionMode):
@@ -540,8 +540,8 @@ def atman(
     logits = run_in_chunks(run_chunk, len(images) * n, each, images.device, what="patches")
     plain = plain_logits(model, images)
     bound = target.bind(plain)
-    lost = bound.score(logits.unflatten(0, (-1, n)), score, sigmoid=model.sigmoid)  # [B, N]
-    return Maps(bound.score(plain, score, sigmoid=model.sigmoid)[:, None] - lost, bound)
+    lost = bound.score(logits.unflatten(0, (-1, n)), score)  # [B, N]
+    return Maps(bound.score(plain, score)[:, None] - lost, bound)
 
 
 def neighbours(tokens: Tensor, factor: float, *, kappa: float) -> Tensor:

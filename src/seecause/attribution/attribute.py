@@ -30,7 +30,6 @@ from seecause.errors import (
 )
 from seecause.files import digest
 from seecause.loading import as_view
-from seecause.metrics.pixels import to_pixels
 from seecause.models.base import ImageModel, pixels_digest, protocol
 from seecause.models.block import wide
 from seecause.models.preprocess import Images, OneImage, Preprocess, as_images, file_names
@@ -232,9 +231,6 @@ class Explanation(MapResult):
         write_explanations(folder, [self], self.names)
         return folder
 
-    def _runs(self) -> Mapping[str, Attribution]:
-        return self.runs
-
 
 @checked
 def explain(
@@ -331,14 +327,11 @@ def explain_batches(
             runs[method] = replace(run, names=part.names)
         first = runs[methods[0]]
         enough, pairs = None, None
-        if "evidence" in also:
-            from seecause.attribution.evidence import evidence
+        if also:
+            from seecause.attribution.evidence import evidence, interactions
 
-            enough = evidence(model, tensor, rows, maps=first.maps)
-        if "interactions" in also:
-            from seecause.attribution.evidence import interactions
-
-            pairs = interactions(model, tensor, rows)
+            enough = evidence(model, tensor, rows, maps=first.maps) if "evidence" in also else None
+            pairs = interactions(model, tensor, rows) if "interactions" in also else None
         shares = [_outside(first, i, known.mask) for i, known in enumerate(part.facts)]
         yield Explanation(
             part.names,
@@ -372,10 +365,9 @@ def _outside(
     counted = None if mask is None else mask != IGNORE
     if mask is None or counted is None or not counted.any():
         return None, None
-    values = (run.maps if run.native is None else run.native)[index]
-    above = values - values.min().clamp(min=0)
-    size = (mask.shape[0], mask.shape[1])
-    pixels = to_pixels(above[None], size)[0].clamp(min=0).to(mask.device)
+    alone = run[index]
+    lowest = (alone.maps if alone.native is None else alone.native).min().clamp(min=0)
+    pixels = (alone.pixels()[0].double() - lowest).clamp(min=0).to(mask.device)  # [H, W]
     area = float((mask == 0).sum() / counted.sum())
     share = float(pixels[mask == 0].sum() / pixels[counted].sum())
     return None if area == 1 or math.isnan(share) else share, area

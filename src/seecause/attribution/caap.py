@@ -42,7 +42,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.attribution.registry import Maps, method
+from seecause.attribution.registry import Maps, blanks, method
 from seecause.engine.attend import attend
 from seecause.engine.chunks import fit, in_chunks, joined
 from seecause.engine.sweep import (
@@ -56,7 +56,7 @@ from seecause.engine.sweep import (
     selection,
     token_sets,
 )
-from seecause.engine.trace import Blank, Trace, blank_image, blank_trace, record, trace_bytes
+from seecause.engine.trace import Blank, Trace, blank_trace, record, trace_bytes
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
@@ -104,12 +104,12 @@ def caap(
     from 0 (the embedding) to the last block, or to two thirds of the depth where `tail` is not
     source. `classes` ("all", or some) asks for the maps of other classes, too.
     """
-    layout, size = model.check(images), (images.shape[-2], images.shape[-1])
+    layout = model.check(images)
     plan = make_plan(
         model, layout, tail=tail, layers=layers, propagate_registers=propagate_registers
     )
     chosen = selection(layout.cells, select)
-    empty = blank_image(model, size, blank, seed=seed, count=len(images))
+    empty = blanks(model, images, blank, seed)
     swept = sweep(model, images, empty, chosen, plan, approx=approx, direction=direction)
     used = {"tail": plan.tail, "layers": [plan.start, plan.stop]}
     return to_maps(
@@ -134,7 +134,7 @@ def to_maps(
         return values if direction == "insert" else plain[:, None] - values
 
     both = (swept.interventions, swept.source)
-    scores = attribution(*(bound.score(x, score, sigmoid=model.sigmoid) for x in both))
+    scores = attribution(*(bound.score(x, score) for x in both))
     if classes is None:
         return Maps(scores, bound, used=used)
     every = attribution(*(spread(wide(x), score, sigmoid=model.sigmoid) for x in both))
@@ -194,17 +194,12 @@ def sweep(
     """Logits of all interventions, in chunks of images and of patches that fit the memory
     budget."""
     layout = model.check(images)
-    if approx != "none" and len(blank) > 1:
-        raise BadOption("approx", approx, "'none': E-CAAP reads one blank for all images")
-    if approx != "none" and not (
-        plan.tail in ("source", "blank") and direction == "insert" and plan.live
-    ):
-        needs = "E-CAAP exists for direction=insert, tail=source or blank, and a class token"
-        raise BadOption("approx", approx, f"'none': {needs}")
-    traces = (1 if len(blank) == 1 else 2) * trace_bytes(model, layout)
-    each = traces + min(len(chosen), 32) * _intervention_bytes(model, layout, chosen, plan)
-
-    one_for_all = len(blank) == 1
+    usual = plan.tail in ("source", "blank") and direction == "insert" and len(blank) == 1
+    if approx != "none" and not (usual and plan.live):
+        needs = "direction=insert, tail=source or blank, a class token and one blank for all images"
+        raise BadOption("approx", approx, f"'none': E-CAAP exists for {needs}")
+    each = min(2, len(blank)) * trace_bytes(model, layout)
+    each += min(len(chosen), 32) * _intervention_bytes(model, layout, chosen, plan)
 
     def prepare(count: int) -> Callable[..., tuple[Tensor, ...]]:
         of_blank, of_image = recorded(plan, model)
@@ -212,17 +207,16 @@ def sweep(
             of_blank, of_image = of_image, of_blank
         if approx != "none":
             of_blank["states"] |= of_blank["kv"]
-        sets, summary, shared = token_sets(model, chosen, layout, plan.live), None, None
-        if one_for_all:
-            shared = blank_trace(model, blank, **of_blank)
+        sets, summary = token_sets(model, chosen, layout, plan.live), None
+        shared = blank_trace(model, blank, **of_blank) if len(blank) == 1 else None
         if shared is not None and approx != "none":
             printed = approx == "e-caap-printed"
             summary = cache(partial(_blank_parts, model, shared, sets, plan, printed))
         together = patches_at_once(model, layout, chosen, plan, count)
 
-        def run(sources: Tensor, *blanks: Tensor) -> tuple[Tensor, ...]:
+        def run(sources: Tensor, own_blanks: Tensor) -> tuple[Tensor, ...]:
             source = record(model, sources, **of_image)
-            empty = shared or record(model, blanks[0], **of_blank)
+            empty = shared or record(model, own_blanks, **of_blank)
             context, donor = (empty, source) if direction == "insert" else (source, empty)
             assert source.logits is not None and empty.logits is not None
             logits = swept_logits(Sweep(model, context, donor, plan), sets, together, summary)
@@ -230,9 +224,8 @@ def sweep(
 
         return run
 
-    key = ("caap", plan, approx, direction, id(chosen), chosen._version, *one_blank(blank))
-    tensors = [images] if one_for_all else [images, blank]
-    interventions, source, bare = chunked(model, key, prepare, tensors, bytes_each=each)
+    key = ("caap", plan, approx, direction, id(chosen), chosen._version)
+    interventions, source, bare = chunked(model, key, prepare, images, blank, bytes_each=each)
     return Swept(interventions, source, bare[: len(blank)])
 
 
@@ -240,34 +233,38 @@ def chunked(
     model: ImageModel,
     key: tuple[Hashable, ...] | None,
     prepare: Callable[[int], Callable[..., tuple[Tensor, ...]]],
-    tensors: Sequence[Tensor],
-    *,
+    images: Tensor,
+    blank: Tensor,
+    *more: Tensor,
     bytes_each: int,
 ) -> tuple[Tensor, ...]:
     """Results of the function that `prepare(count)` returns, for as many images at a time as fit.
 
-    `tensors` have one row for each image, `prepare(count)` does all that does not depend on an
-    image. On a GPU the function is recorded by `key`, unless that is None.
+    The function is called with images, their blanks (or the one of all) and `more` tensors with a
+    row for each image; `prepare` does all that does not depend on an image. On a GPU the function
+    is recorded by `key`, unless that is None.
     """
-    total, device, known = len(tensors[0]), tensors[0].device, False
+    total, device, known = len(images), images.device, False
+    shared = [blank] if len(blank) == 1 else []
+    tensors = [images, *more] if shared else [images, blank, *more]
     recorded = key is not None and device.type == "cuda"
     if recorded:
         from seecause.engine.graphs import captured, ready
 
+        if shared:  # a recording holds the one blank; others come with the images
+            key = (*key, id(blank), blank._version)
         known = ready(model, key, *tensors)
 
+    def ready_run(count: int) -> Callable[..., tuple[Tensor, ...]]:
+        run = prepare(count)
+        return lambda sources, *others: run(sources, *shared, *others)
+
     def some_images(a: int, b: int) -> tuple[Tensor, ...]:
-        parts, ready_run = [tensor[a:b] for tensor in tensors], partial(prepare, b - a)
-        return captured(model, key, ready_run, *parts) if recorded else ready_run()(*parts)
+        parts, made = [tensor[a:b] for tensor in tensors], partial(ready_run, b - a)
+        return captured(model, key, made, *parts) if recorded else made()(*parts)
 
     size = total if known else fit(total, bytes_each, device)
     return joined(list(in_chunks(some_images, total, size, what="images")))
-
-
-def one_blank(blank: Tensor) -> tuple[int, ...]:
-    """What a recording depends on where one blank serves all images; others come with the
-    images."""
-    return (id(blank), blank._version) if len(blank) == 1 else ()
 
 
 def swept_logits(
@@ -362,8 +359,7 @@ def caap_staged(
     """
     stage = str(stage or model.cells)
     chosen = selection(model.check(images).grid, select)
-    size = (images.shape[-2], images.shape[-1])
-    empty = blank_image(model, size, blank, seed=seed, count=len(images))
+    empty = blanks(model, images, blank, seed)
     swept = sweep_features(model, images, empty, chosen, stage, direction=direction)
     used = {"stage": stage}
     return to_maps(
@@ -384,17 +380,15 @@ def sweep_features(
     memory budget."""
     layout = model.check(images)
 
-    one_for_all = len(blank) == 1
-
     def prepare(count: int) -> Callable[..., tuple[Tensor, ...]]:
-        shared = model.run_to(stage, blank) if one_for_all else None  # [1, C, h, w]
+        shared = model.run_to(stage, blank) if len(blank) == 1 else None  # [1, C, h, w]
         cells = chosen.to(model.device).unflatten(1, layout.grid)  # [N, gh, gw]
         after = count * model.forward_bytes(layout, after=stage)
         together = fit(len(cells), after, model.device, share=0.8)
 
-        def run(sources: Tensor, *blanks: Tensor) -> tuple[Tensor, ...]:
+        def run(sources: Tensor, own_blanks: Tensor) -> tuple[Tensor, ...]:
             features = model.run_to(stage, sources)  # [b, C, h, w]
-            empty = model.run_to(stage, blanks[0]) if shared is None else shared
+            empty = model.run_to(stage, own_blanks) if shared is None else shared
             context, donor = (empty, features) if direction == "insert" else (features, empty)
 
             def some_cells(a: int, b: int) -> Tensor:
@@ -407,9 +401,9 @@ def sweep_features(
 
         return run
 
-    key = ("staged caap", stage, direction, id(chosen), chosen._version, *one_blank(blank))
-    tensors, each = [images] if one_for_all else [images, blank], 2 * model.forward_bytes(layout)
-    interventions, source, bare = chunked(model, key, prepare, tensors, bytes_each=each)
+    key, each = ("staged caap", stage, direction, id(chosen), chosen._version), 2
+    each *= model.forward_bytes(layout)
+    interventions, source, bare = chunked(model, key, prepare, images, blank, bytes_each=each)
     return Swept(interventions, source, bare[: len(blank)])
 
 

@@ -39,14 +39,13 @@ from torch import Tensor, nn
 from seecause.attribution.attribute import attribute
 from seecause.attribution.caap import make_plan, sweep, sweep_features
 from seecause.attribution.gradients import bind_target
-from seecause.attribution.registry import find
+from seecause.attribution.registry import blanks, find
 from seecause.engine.chunks import batched, budget, fit, memory, run_in_chunks
-from seecause.engine.trace import Blank, blank_image, special_rows
+from seecause.engine.trace import Blank, special_rows
 from seecause.errors import BadOption, NotDefined
 from seecause.loading import as_view
-from seecause.metrics.pixels import spread_out
 from seecause.models.base import ImageModel, protocol
-from seecause.models.block import wide
+from seecause.models.block import spread_out, wide
 from seecause.models.preprocess import Images, as_images
 from seecause.models.view import VisionModel
 from seecause.options import Count, checked
@@ -180,8 +179,7 @@ def evidence(
         if tuple(maps.shape) != (len(images), *layout.grid) or not maps.isfinite().all():
             expected = f"finite numbers {[len(images), *layout.grid]}: one map an image"
             raise BadOption("maps", list(maps.shape), expected)
-        size = (images.shape[-2], images.shape[-1])
-        empty = blank_image(model, size, blank, seed=seed, count=len(images))
+        empty = blanks(model, images, blank, seed)
         chunk = fit(len(images), model.forward_bytes(layout), images.device, share=0.5)
         whole = batched(model, images, chunk)  # [B, C]
         bare = batched(model, empty, chunk).expand_as(whole)
@@ -189,20 +187,19 @@ def evidence(
         places = maps.to(images.device).flatten(1).argsort(dim=1, descending=True, stable=True)
         ranks = places.argsort(dim=1).unflatten(1, layout.grid)  # [B, gh, gw]
         search = _Search(model, images, empty, ranks, goal, chunk)
-        record = goal.record(model)
         settings = {"order": order, "blank": blank if isinstance(blank, str) else "given"}
         return Evidence(
             images=model.preprocess.shown(images),
             maps=wide(maps).cpu(),
             enough=search.shortest(bare, whole, keep=True, points=points),
             needed=search.shortest(whole, bare, keep=False, points=points),
-            probability=goal.score(whole, "prob", sigmoid=model.sigmoid).double().cpu(),
+            probability=goal.score(whole, "prob").double().cpu(),
             answered=search.kept(whole).cpu(),
-            labels=list(record.get("name", [])),
+            labels=goal.labels(model),
             manifest={
                 "method": "evidence",
                 "options": {**settings, "points": points, "seed": seed},
-                "target": record,
+                "target": goal.record(model),
                 **protocol(model, images),
                 "memory_halvings": list(held.halvings),
             },
@@ -235,7 +232,7 @@ class _Search:
         exists, lengths = lengths >= 0, lengths.clamp(min=0)
         rows = torch.arange(len(self.images), device=self.images.device)
         logits = self.logits(rows, lengths, keep)
-        score = self.goal.score(logits, "prob", sigmoid=self.model.sigmoid)
+        score = self.goal.score(logits, "prob")
         return PatchSet(
             patches=(self.ranks < lengths[:, None, None]).cpu(),
             exists=(exists & (self.kept(logits) == keep)).cpu(),
@@ -413,8 +410,7 @@ def interactions(
             raise BadOption("regions", regions, expected)
         sets = pair_sets(grid, regions)
         goal = bind_target(model, images, parse(model, target, len(images)))
-        size = (images.shape[-2], images.shape[-1])
-        empty = blank_image(model, size, blank, seed=seed, count=len(images))
+        empty = blanks(model, images, blank, seed)
         if isinstance(model, VisionModel):
             plan = make_plan(model, model.check(images), tail=None, layers=None)
             put_in = partial(sweep, model, plan=plan)
@@ -428,7 +424,7 @@ def interactions(
             own_blank = empty if len(empty) == 1 else empty[a:b]
             swept, own = put_in(images[a:b], own_blank, sets), goal.take(slice(a, b))
             alone, none = (
-                own.score(logits, score, sigmoid=model.sigmoid)
+                own.score(logits, score)
                 for logits in (swept.interventions, swept.blank.expand_as(swept.source))
             )
             return (alone - none[:, None]).cpu()
@@ -439,17 +435,17 @@ def interactions(
     first, second = torch.triu_indices(count, count)
     joint = effects.new_zeros(len(images), count, count)
     joint[:, first, second] = joint[:, second, first] = effects
-    record, given = goal.record(model), blank if isinstance(blank, str) else "given"
+    given = blank if isinstance(blank, str) else "given"
     return Interactions(
         joint=joint,
         regions=regions,
         grid=grid,
         images=model.preprocess.shown(images),
-        labels=list(record.get("name", [])),
+        labels=goal.labels(model),
         manifest={
             "method": "interactions",
             "options": {"regions": regions, "score": score, "blank": given, "seed": seed},
-            "target": record,
+            "target": goal.record(model),
             **protocol(model, images),
             "memory_halvings": list(held.halvings),
         },

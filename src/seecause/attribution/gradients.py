@@ -18,8 +18,8 @@ gradient; libraries scale its maps to 0..1, this package does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial, reduce, wraps
 from typing import Any
 
@@ -37,7 +37,7 @@ from seecause.engine.trace import Blank, blank_image, need_gradients, probabilit
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
-from seecause.models.block import Block, TokenLayout, pixel_cells
+from seecause.models.block import TokenLayout, pixel_cells
 from seecause.models.parts import CosineHead
 from seecause.models.view import VisionModel
 from seecause.options import Count, NotNegative
@@ -103,7 +103,7 @@ def differentiate(
     to tensors `of` the same run, which lie behind the input of block `start`."""
     need_gradients(model, "a gradient")  # a path around a layer may bring another
     bound = target.bind(logits.detach())
-    total = bound.score(logits, score, sigmoid=model.sigmoid).sum()  # images do not see each other
+    total = bound.score(logits, score).sum()  # images do not see each other
     gradients: tuple[Tensor | None, ...] = (None,)
     if all(tensor.requires_grad for tensor in (total, *of)):
         gradients = torch.autograd.grad(total, list(of), allow_unused=True)
@@ -168,8 +168,7 @@ def ixg(model: VisionModel, images: Tensor, target: Target, *, score: Score | No
 
     `score` is the probability by default, the logit for a cosine head (CLIP).
     """
-    bound, _, (term,) = relevances(model, images, target, score, last=1)
-    return Maps(term[:, model.check(images).patches], bound)
+    return summed(model, images, target, score, last=1)
 
 
 @method("ixg+", forwards="1 + 1 backward", needs="activations, gradients", signed=True)
@@ -189,8 +188,7 @@ def ixg_plus(
     floor(L/2). Attention takes part through the gradient only. `score` is the probability by
     default, the logit for a cosine head (CLIP).
     """
-    bound, _, terms = relevances(model, images, target, score, first=start)
-    return Maps(torch.stack(terms).sum(dim=0)[:, model.check(images).patches], bound)
+    return summed(model, images, target, score, first=start)
 
 
 @method("attcat", forwards="1 + 1 backward", needs="attention, activations, gradients", signed=True)
@@ -210,6 +208,14 @@ def attcat(model: VisionModel, images: Tensor, target: Target, *, score: Score =
             step.h = step.out = states[step.index]  # recorded: nothing runs again
             total = total + probabilities(step).mean(dim=(1, 2)) * terms[step.index]
     return Maps(total[:, model.check(images).patches], bound)
+
+
+def summed(
+    model: VisionModel, images: Tensor, target: Target, score: Score | None, **blocks: int
+) -> Maps:
+    """The sum of `relevances` over the blocks `first` to `last`."""
+    bound, _, terms = relevances(model, images, target, score, **blocks)
+    return Maps(torch.stack(terms).sum(dim=0)[:, model.check(images).patches], bound)
 
 
 def relevances(
@@ -270,28 +276,16 @@ def libra_ixg_plus(
     terms belong to no patch and are not part of the map. Softmax or sigmoid of the score keep their
     plain gradient. The default of `score` is that of `ixg+`.
     """
-    with libra_rules(model):
-        bound, _, terms = relevances(model, images, target, score, first=start)
-    return Maps(torch.stack(terms).sum(dim=0)[:, model.check(images).patches], bound)
+    with LibraRules():
+        return summed(model, images, target, score, first=start)
 
 
-@contextmanager
-def libra_rules(model: VisionModel) -> Iterator[None]:
-    """Inside this context, graphs of the view are built by Libra's rules; values do not change.
+class LibraRules(TorchFunctionMode):
+    """Inside this context, graphs are built by Libra's rules; values do not change.
 
-    Functions are intercepted where they are called, in this thread: no module is changed. Compiled
-    blocks run uncompiled meanwhile.
+    Functions are intercepted where they are called, in this thread: no module is changed.
     """
-    before = model.blocks
-    model.blocks = [Block(**vars(block)) for block in before]
-    try:
-        with _Rules():
-            yield
-    finally:
-        model.blocks = before
 
-
-class _Rules(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.gated = WeakTensorKeyDictionary()  # outputs of activations: a product is a gated MLP
@@ -492,7 +486,7 @@ def grad_cam(model: VisionModel, images: Tensor, target: Target, *, score: Score
     x.requires_grad_()
     steps = walk(model, h, model.at(images), start=last)
     for step in steps:  # the residual path keeps h: only the attention reads x
-        step.block = Block(**{**vars(block), "norm": lambda _: x})
+        step.block = replace(block, norm=lambda _: x)
     logits = model.readout(steps.h, layout)
     bound, (slope,) = differentiate(model, logits, target, score, [x], start=last)
     weight = slope[:, layout.patches].mean(dim=1)  # [B, D]

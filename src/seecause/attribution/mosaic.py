@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any
 
 import torch
@@ -39,12 +39,11 @@ from seecause.attribution.caap import (
     Recorded,
     chunked,
     make_plan,
-    one_blank,
     patches_at_once,
     recorded,
     swept_logits,
 )
-from seecause.attribution.registry import Maps, join, method
+from seecause.attribution.registry import Maps, blanks, join, method
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.sweep import (
     Mixture,
@@ -58,7 +57,6 @@ from seecause.engine.sweep import (
 from seecause.engine.trace import (
     Blank,
     Trace,
-    blank_image,
     blank_trace,
     need_gradients,
     record,
@@ -104,14 +102,15 @@ def mosaic(
     """What the prediction depends on: slopes of the class score over mixtures of image and
     blank."""
     plan = MaskPlan(masks, cells, eps, seed)
-    layout, size = model.check(images), (images.shape[-2], images.shape[-1])
-    empty = blank_image(model, size, blank, seed=seed, count=len(images))
+    layout = model.check(images)
+    empty = blanks(model, images, blank, seed)
 
     def prepare(count: int) -> Read:
         values, together = masks_on(model, layout, plan, count)
 
         def read(context: Trace, source: Trace, bound: Target) -> tuple[Tensor, ...]:
-            slope = mixture_slopes(Mixture(model, context, source), bound, values, score, together)
+            scores = partial(bound.score, kind=score)
+            slope = slopes(Mixture(model, context, source), values, scores, together=together)
             return slope.mean(dim=1), *standard_errors(slope)
 
         return read
@@ -143,10 +142,10 @@ def caap_mosaic(
     places within a map.
     """
     plan = MaskPlan(masks, cells, eps, seed)
-    layout, size = model.check(images), (images.shape[-2], images.shape[-1])
+    layout = model.check(images)
     sweep = make_plan(model, layout, tail=None, layers=None)
     chosen = selection(layout.cells, select)
-    empty = blank_image(model, size, blank, seed=seed, count=len(images))
+    empty = blanks(model, images, blank, seed)
     both = zip(recorded(sweep, model), mixed_runs(model), strict=True)
     of_blank, of_image = ({name: a[name] | b[name] for name in a} for a, b in both)
     key = ("caap+mosaic", plan, score, id(chosen), chosen._version)
@@ -158,10 +157,10 @@ def caap_mosaic(
 
         def read(context: Trace, source: Trace, bound: Target) -> tuple[Tensor, ...]:
             logits = swept_logits(Sweep(model, context, source, sweep), sets, at_once)
-            place = bound.score(logits, "logit", sigmoid=model.sigmoid)
-            mixture = Mixture(model, context, source)
-            slope = mixture_slopes(mixture, bound, values, score, together).mean(dim=1)
-            return (standardised(place) + standardised(slope),)
+            place = bound.score(logits, "logit")
+            scores = partial(bound.score, kind=score)
+            slope = slopes(Mixture(model, context, source), values, scores, together=together)
+            return (standardised(place) + standardised(slope.mean(dim=1)),)
 
         return read
 
@@ -192,42 +191,28 @@ def against_blank(
     unless the target is a function.
     """
     of_blank, of_image = runs
-    own = [] if len(empty) == 1 else [empty]
 
     def prepare_run(count: int) -> Callable[..., tuple[Tensor, ...]]:
         need_gradients(model, str(key[0]))
         read = prepare(count)
-        held = None if own else blank_trace(model, empty, **of_blank)
+        held = blank_trace(model, empty, **of_blank) if len(empty) == 1 else None
 
-        def run(sources: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        def run(sources: Tensor, own_blanks: Tensor, *classes: Tensor) -> tuple[Tensor, ...]:
             source = record(model, sources, **of_image)
-            context = held or record(model, others[0], **of_blank)
+            context = held or record(model, own_blanks, **of_blank)
             assert source.logits is not None
-            goal = Target(function=target.function).given(*others[len(own) :])
-            return source.logits, *read(context, source, goal.bind(source.logits))
+            goal = target.given(*classes).bind(source.logits)
+            return source.logits, *read(context, source, goal)
 
         return run
 
     layout = model.check(images)
     each = trace_bytes(model, layout) + model.forward_bytes(layout)
     each += 8 * mask_bytes(model, layout)  # with a few masks each
-    recorded_by = None if target.function is not None else (*key, *one_blank(empty))
-    tensors = [images, *own, *target.tensors]
-    found = chunked(model, recorded_by, prepare_run, tensors, bytes_each=each)
+    by = key if target.function is None else None
+    found = chunked(model, by, prepare_run, images, empty, *target.tensors, bytes_each=each)
     logits, scores, *errors = found
     return Maps(scores, target.bind(logits), errors=errors[0] if errors else None)
-
-
-def mixture_slopes(
-    mixture: Mixture, bound: Target, masks: Tensor, score: Score, together: int
-) -> Tensor:
-    """Slopes [B, n, N] of the class score at masks [n, N], `together` at a time."""
-    sigmoid = mixture.model.sigmoid
-
-    def scores(logits: Tensor) -> Tensor:
-        return bound.score(logits, score, sigmoid=sigmoid)
-
-    return slopes(mixture, masks, scores, together=together)
 
 
 def standard_errors(slope: Tensor) -> list[Tensor]:
@@ -303,8 +288,7 @@ def mosaic_staged(
     need_gradients(model, "mosaic")
     layout, stage = model.check(images), stage or model.cells
     drawn = draw_masks(MaskPlan(masks, cells, eps, seed), layout.grid).to(images)
-    size = (images.shape[-2], images.shape[-1])
-    empty = blank_image(model, size, blank, seed=seed, count=len(images))
+    empty = blanks(model, images, blank, seed)
     shared = model.run_to(stage, empty) if len(empty) == 1 else None  # [1, C, h, w]
 
     def some_images(a: int, b: int) -> Maps:
@@ -317,7 +301,7 @@ def mosaic_staged(
             m = drawn[c:d].expand(b - a, -1, -1).clone().requires_grad_()  # [b, n, N]
             between = mixtures(m.unflatten(2, layout.grid), ground, features)
             logits = model.run_from(stage, between).unflatten(0, m.shape[:2])
-            total = bound.score(logits, score, sigmoid=model.sigmoid).sum()
+            total = bound.score(logits, score).sum()
             if not total.requires_grad:
                 raise NotDefined(
                     "mosaic",

@@ -31,12 +31,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.attribution.gradients import bind_target, on_cells, one_block
-from seecause.attribution.registry import EVERY_VIEW, Maps, find, method
+from seecause.attribution.registry import EVERY_VIEW, Maps, blanks, find, method
 from seecause.engine.chunks import fit, in_chunks, plain_logits, run_in_chunks
 from seecause.engine.sweep import Select, selection
-from seecause.engine.trace import Blank, attention_probs, blank_image, kept_logits_each, record
-from seecause.metrics.pixels import spread_out
+from seecause.engine.trace import Blank, attention_probs, kept_logits_each, record
 from seecause.models.base import ImageModel
+from seecause.models.block import spread_out
 from seecause.models.view import VisionModel
 from seecause.options import Count, NotNegative, Positive, Share
 from seecause.target import Score, Target
@@ -95,7 +95,7 @@ def _moved(
     layout, size = model.check(images), (images.shape[-2], images.shape[-1])
     logits = plain_logits(model, images)
     bound = target.bind(logits)
-    empty = blank_image(model, size, blank, seed=seed, count=len(images)).expand_as(images)
+    empty = blanks(model, images, blank, seed).expand_as(images)
     above, below = (images, empty) if inserted else (empty, images)  # [B, 3, H, W]
     chosen = selection(layout.cells, select).to(images.device).unflatten(1, layout.grid)
     marks = spread_out(chosen, size)  # [N, H, W]
@@ -104,12 +104,12 @@ def _moved(
         item = torch.arange(a, b, device=images.device)  # of B * N
         image, patch = item // len(marks), item % len(marks)
         mixed = torch.where(marks[patch][:, None], above[image], below[image])  # [m, 3, H, W]
-        return bound.take(image).score(model(mixed), score, sigmoid=model.sigmoid)
+        return bound.take(image).score(model(mixed), score)
 
     total, each = len(images) * len(marks), model.forward_bytes(layout)
     scores = run_in_chunks(run_patches, total, each, images.device, what="patches")
     scores = scores.view(-1, len(marks))
-    plain = bound.score(logits, score, sigmoid=model.sigmoid)[:, None]
+    plain = bound.score(logits, score)[:, None]
     return Maps(scores if inserted else plain - scores, bound)
 
 
@@ -141,10 +141,12 @@ def rise(
     draw = random_masks(masks, cells, p, size, seed=seed, device=images.device)
 
     def one_image(place: int) -> Tensor:
+        goal = bound.take(slice(place, place + 1))
+
         def run_masks(a: int, b: int) -> Tensor:
-            chosen, rows = draw(a, b), torch.full((b - a,), place, device=images.device)
+            chosen = draw(a, b)
             logits = model(images[place] * chosen[:, None].to(images))
-            scores = bound.take(rows).score(logits, score, sigmoid=model.sigmoid)
+            scores = goal.score(logits, score)
             return torch.einsum("m,mhw->hw", scores, (chosen / (masks * p)).to(scores))
 
         together = fit(masks, each, images.device)
@@ -307,7 +309,7 @@ def _mean_over_choices(
 ) -> Maps:
     """The mean score over those of the choices [B, M, N] that kept a patch."""
     logits = kept_logits_each(model, images, chosen)
-    scores = bound.score(logits, score, sigmoid=model.sigmoid)  # [B, M]
+    scores = bound.score(logits, score)  # [B, M]
     there = chosen.to(scores.dtype)
     return Maps((scores[..., None] * there).sum(dim=1) / there.sum(dim=1).clamp_min(1), bound)
 
@@ -347,16 +349,14 @@ def vit_cx(
         generator = torch.Generator().manual_seed(seed)
         seeds = torch.randint(2**31, (normed.shape[1],), generator=generator).tolist()
         goal = target.take(slice(place, place + 1)).bind(trace.logits)
-        whole = goal.score(trace.logits, score, sigmoid=model.sigmoid)
+        whole = goal.score(trace.logits, score)
 
         def run_masks(a: int, b: int) -> tuple[Tensor, Tensor]:
             masks = every[a:b, None]  # [m, 1, H, W]
             faint = noise * (1 - masks) * _noise(seeds[a:b], image)
             mixed = torch.cat([image * masks + faint, image + faint])
-            rows = torch.zeros(len(mixed), dtype=torch.long, device=image.device)
-            scores = goal.take(rows).score(model(mixed), score, sigmoid=model.sigmoid)
-            shown, disturbed = scores.split(b - a)
-            cause, pixels = shown - disturbed + whole, masks[:, 0].to(scores)
+            shown, disturbed = goal.score(model(mixed), score).split(b - a)
+            cause, pixels = shown - disturbed + whole, masks[:, 0].to(shown)
             return torch.einsum("m,mhw->hw", cause, pixels), pixels.sum(dim=0)
 
         together = fit(len(every), each, image.device)
@@ -393,10 +393,9 @@ def scaled(maps: Tensor) -> Tensor:
 
 def _noise(seeds: list[int], like: Tensor) -> Tensor:
     """One draw of N(0, 1) for each seed, of the shape of the image `like` [1, 3, H, W]."""
+    generator, shape = torch.Generator(), like.shape[1:]
     draws = [
-        torch.randn(
-            like.shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float32
-        )
+        torch.randn(shape, generator=generator.manual_seed(seed), dtype=torch.float32)
         for seed in seeds
     ]
     return torch.stack(draws).to(like)
@@ -453,12 +452,13 @@ def mda(
     height = torch.arange(n, 0, -1).to(hints) / n  # (n - i) / n
 
     def one_image(place: int) -> tuple[Tensor, int, bool]:
+        goal = bound.take(slice(place, place + 1))
+
         def scores(shown: Tensor, behind: Tensor) -> Tensor:
             def run(a: int, b: int) -> Tensor:
                 pixels = spread_out(shown[a:b].unflatten(1, layout.grid), size)[:, None]
                 logits = model(torch.where(pixels, images[place], behind))
-                rows = torch.full((b - a,), place, device=images.device)
-                return bound.take(rows).score(logits, score, sigmoid=model.sigmoid)
+                return goal.score(logits, score)
 
             each = model.forward_bytes(layout)
             return run_in_chunks(run, len(shown), each, images.device, what="images")
@@ -573,12 +573,12 @@ def random(model: ImageModel, images: Tensor, target: Target, *, seed: int = 0) 
 
 
 @_control("center")
-def center(model: ImageModel, images: Tensor, target: Target, *, width: Positive = 0.25) -> Maps:
-    """A Gaussian at the middle, `width` of each side wide."""
+def center(model: ImageModel, images: Tensor, target: Target) -> Maps:
+    """A Gaussian at the middle, a quarter of each side wide."""
     rows, columns = (
         torch.linspace(-0.5, 0.5, n, dtype=torch.float32) for n in model.check(images).grid
     )
-    bump = torch.exp(-(rows[:, None] ** 2 + columns**2) / (2 * width**2)).flatten()
+    bump = torch.exp(-(rows[:, None] ** 2 + columns**2) / (2 * 0.25**2)).flatten()
     return Maps(bump.to(images.device).repeat(len(images), 1), target)
 
 

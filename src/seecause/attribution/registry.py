@@ -13,16 +13,16 @@ method runs (`options.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from itertools import chain
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from seecause.engine.trace import Blank, blank_image
 from seecause.errors import NotDefined, UnknownName
-from seecause.models.base import Architecture
+from seecause.models.base import Architecture, ImageModel
 from seecause.options import check_options, keyword_options, summary_of
 from seecause.registry import Registry
 from seecause.target import Target
@@ -42,17 +42,21 @@ class Maps:
     errors: Tensor | None = None  # [B, N], of methods that average draws
 
 
+def blanks(model: ImageModel, images: Tensor, blank: Blank | Tensor, seed: int = 0) -> Tensor:
+    """The blank of images [B, 3, H, W]: [1, 3, H, W], or [B, 3, H, W] where each has its own."""
+    size = (images.shape[-2], images.shape[-1])
+    return blank_image(model, size, blank, seed=seed, count=len(images))
+
+
 def join(parts: Sequence[T]) -> T:
     """Join results of consecutive images: tensors (without a graph) and lists are concatenated,
     field by field; other fields are those of the first result."""
     first: Any = parts[0]
-    joined: Any = first
+    every, joined = cast(Any, parts), first
     if isinstance(first, Tensor):
-        joined = torch.cat([cast(Tensor, part).detach() for part in parts])
+        joined = torch.cat([part.detach() for part in every])
     elif isinstance(first, list):
-        joined = list(chain.from_iterable(cast("Sequence[list[Any]]", parts)))
-    elif isinstance(first, Mapping) and all(isinstance(x, Tensor) for x in first.values()):
-        joined = {name: join([cast(Any, part)[name] for part in parts]) for name in first}
+        joined = [entry for part in every for entry in part]
     elif is_dataclass(first) and not callable(first):  # a target may be anybody's function
         columns = {x.name: [getattr(part, x.name) for part in parts] for x in fields(first)}
         joined = replace(first, **{name: join(column) for name, column in columns.items()})

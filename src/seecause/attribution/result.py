@@ -31,19 +31,17 @@ LISTS = ("labels", "names", "answers")  # one entry for each image
 class MapResult(Result):
     """What the results of `sc.attribute` and `sc.explain` have in common."""
 
-    def _runs(self) -> Mapping[str, Attribution]:
-        """Attributions of the same images, by method."""
-        raise NotImplementedError
+    runs: Mapping[str, Attribution]  # of the same images, by method
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each method and image: the prediction, and where the map is highest."""
-        return [row for run in self._runs().values() for row in run.rows()]
+        return [row for run in self.runs.values() for row in run.rows()]
 
     def numbers(self) -> dict[str, float]:
         """Means over images, by method: the probability of what is explained, and the extremes of
         maps."""
         found = {}
-        for method, run in self._runs().items():
+        for method, run in self.runs.items():
             rows = run.rows()
             for name in ("probability", "lowest", "highest"):
                 found[f"{method} {name}"] = sum(row[name] for row in rows) / len(rows)
@@ -54,18 +52,18 @@ class MapResult(Result):
         file."""
         from seecause.report.explain import plot
 
-        return plot(self._runs())
+        return plot(self.runs)
 
     def page(self, path: str | Path) -> Path:
         """Write one HTML file, like the page of `seecause explain`; `path` may be a folder."""
         from seecause.report.explain import write_runs_page
 
-        return write_runs_page(Path(path), self._runs())
+        return write_runs_page(Path(path), self.runs)
 
     def _repr_html_(self) -> str:
         from seecause.report.explain import notebook_html
 
-        return notebook_html(self._runs())
+        return notebook_html(self.runs)
 
 
 @dataclass(eq=False, repr=False)
@@ -198,7 +196,7 @@ class Attribution(MapResult):
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
             lists = {name: manifest.pop(name) for name in LISTS}
             parts = [load_file(file) for file in [folder / MAPS, *sorted(folder.glob("maps-*"))]]
-            tensors: dict[str, Any] = join(parts)
+            tensors: dict[str, Any] = {n: torch.cat([p[n] for p in parts]) for n in parts[0]}
             counts = {
                 len(entries) for entries in (*tensors.values(), *lists.values()) if len(entries)
             }
@@ -214,7 +212,9 @@ class Attribution(MapResult):
         manifest = joined_manifest([part.manifest for part in parts], fingerprint)
         return replace(join(parts), manifest=manifest)
 
-    def _runs(self) -> dict[str, Attribution]:
+    @property
+    def runs(self) -> dict[str, Attribution]:  # type: ignore[override]
+        """This attribution under the name of its method."""
         return {str(self.manifest.get("method", "map")): self}
 
 

@@ -68,7 +68,6 @@ from seecause.engine.trace import need_gradients
 from seecause.errors import BadOption
 from seecause.files import digest_json, write_atomic
 from seecause.loading import load
-from seecause.metrics.annotations import iou
 from seecause.models.base import ImageModel, in_eval_mode, pixels_digest, protocol
 from seecause.models.block import wide, wide_dtype
 from seecause.models.view import VisionModel
@@ -166,6 +165,8 @@ def _overlap(hard: Tensor, truth: Masks | None) -> Tensor | None:
         codes = truth.on_patches((hard.shape[1], hard.shape[2])).int()
     elif truth.inside is not None:
         codes = codes.masked_fill(~truth.inside, IGNORE)
+    from seecause.metrics.annotations import iou
+
     overlap = iou(hard, codes.to(hard.device)).double().cpu()
     return torch.where(truth.known.cpu(), overlap, torch.nan)
 

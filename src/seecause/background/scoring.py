@@ -120,8 +120,7 @@ from seecause.engine.forks import (
     mean_carried,
     zeros,
 )
-from seecause.engine.sweep import need_gradients
-from seecause.engine.trace import attention_probs, read_rows
+from seecause.engine.trace import attention_probs, need_gradients, read_rows
 from seecause.errors import BadOption
 from seecause.metrics.statistics import standard_error
 from seecause.models.base import ImageModel, in_eval_mode, protocol
@@ -222,11 +221,11 @@ class HeadExperiment:
         by_image = plain.movedim(-2, 0)  # [b, ..., C]
 
         def of(target: Target, kind: Literal["prob", "logprob", "logit"]) -> Tensor:
-            return target.score(by_image, kind, sigmoid=sigmoid).movedim(0, -1)
+            return target.score(by_image, kind).movedim(0, -1)
 
         values = {
             "accuracy": (plain.argmax(dim=-1) == labels).to(wide(plain).dtype),
-            "nll": -of(Target(classes=labels), "logprob"),
+            "nll": -of(Target(labels, sigmoid=self.model.sigmoid), "logprob"),
         }
         if not sigmoid:
             log_p = log_probs(plain, self.temperature)

@@ -5,11 +5,9 @@ from .dataset import (
     Sample as Sample,
     Subset as Subset,
     capabilities as capabilities,
-)
-from .images import open_image as open_image, to_pil as to_pil
-from .photos import paired as paired
-from .registry import (
     datasets as datasets,
     open_data as open_data,
     register as register,
 )
+from .images import open_image as open_image, to_pil as to_pil
+from .photos import paired as paired

@@ -16,6 +16,7 @@ from seecause.data.images import to_pil
 from seecause.errors import BadInput, BadOption, UnknownName
 from seecause.models.base import ImageModel
 from seecause.models.preprocess import Framed, Preprocess
+from seecause.options import Count, Share, checked
 
 log = logging.getLogger(__name__)
 IMAGENETS = ("imagenet", "imagenet-s", "imagenet-hard")  # datasets of the 1,000 classes
@@ -175,12 +176,13 @@ def take_names(model: ImageModel, data: Dataset) -> None:
         model.classes = tuple(data.classes)
 
 
+@checked
 def true_positives(
     right: Tensor,
     labels: Tensor,
     *,
-    share: float = 0.4,
-    cap: int | None = 512,
+    share: Share = 0.4,
+    cap: Count | None = 512,
     stratified: bool = False,
     seed: int = 0,
     classes: Sequence[str] = (),
@@ -200,22 +202,14 @@ def true_positives(
     Returns:
         Their indices in ascending order.
     """
-    if not 0 < share <= 1:
-        raise BadOption("share", share, "more than 0, at most 1")
-    right, labels = right.cpu(), labels.cpu()
-    pools = {"": right.nonzero()[:, 0]}
-    if stratified:
-        pools = {
-            f" of class {classes[label] if label < len(classes) else label}": (
-                (right & (labels == label)).nonzero()[:, 0]
-            )
-            for label in labels.unique().tolist()
-        }
-    for of, pool in pools.items():
+    right, strata = right.cpu(), labels.cpu() if stratified else torch.zeros(len(labels))
+    pools = [(right & (strata == label)).nonzero()[:, 0] for label in strata.unique()]
+    for label, pool in zip(strata.unique().int().tolist(), pools, strict=True):
         if len(pool) == 0:
+            of = f" of class {[*classes, label][min(label, len(classes))]}" if stratified else ""
             odd = f"the model predicts none of the {len(right)} images{of} correctly"
             raise BadInput("the data", odd, _NO_CORRECT)
-    counts = [max(1, round(share * len(pool))) for pool in pools.values()]
+    counts = [max(1, round(share * len(pool))) for pool in pools]
     if cap is not None:
         if cap < len(counts):
             raise BadOption("cap", cap, f"at least {len(counts)}, one image for each class")
@@ -223,7 +217,7 @@ def true_positives(
     generator = torch.Generator().manual_seed(seed)
     drawn = [
         pool[torch.randperm(len(pool), generator=generator)[:count]]
-        for pool, count in zip(pools.values(), counts, strict=True)
+        for pool, count in zip(pools, counts, strict=True)
     ]
     return torch.cat(drawn).sort().values
 

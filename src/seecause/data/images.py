@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
-from seecause.data.dataset import Dataset, Sample, capabilities, is_data, open_data
+from seecause.data.dataset import Sample, capabilities, is_data, open_data
 from seecause.errors import BadImage, BadOption
 from seecause.models.preprocess import (
     SUFFIXES,
@@ -128,45 +129,36 @@ class ImageOpener:
     """Opens images by name; each dataset is opened once."""
 
     def __init__(self) -> None:
-        self._opened: dict[str, Dataset] = {}
-        self._last: tuple[str, Sample] | None = None  # so that its facts are not read again
+        self._data = cache(open_data)
+        self._sample = lru_cache(maxsize=1)(self._read)  # its facts are not read again
 
     def __call__(self, text: str, *, second: bool = False) -> Image.Image:
         """A file, or a sample of a dataset. With `second`, the other version of a sample of
         pairs."""
-        if sample_of(text) is None:
+        if (named := sample_of(text)) is None:
             _check_file(text)
             return read_image(text)
-        name, index = self._found(text)
-        data = self._opened[name]
+        sample, data = self._sample(*named), self._data(named[0])
         if second and "pairs" in capabilities(data):
-            return to_pil(data.other(index).image)  # type: ignore[attr-defined]
-        return to_pil(self._sample(text).image)
+            sample = data.other(named[1])  # type: ignore[attr-defined]
+        return to_pil(sample.image)
 
     def facts(self, text: str) -> ImageFacts:
         """Class and mask of a sample as its dataset has them; those of a file by the name of its
         folder, and by its mask in a folder `masks`."""
-        if sample_of(text) is None:
+        if (named := sample_of(text)) is None:
             path = Path(text).absolute()
             mask = mask_of(path)
             return ImageFacts(path.parent.name, None if mask is None else read_mask(mask))
-        sample, classes = self._sample(text), self._opened[text.rpartition("#")[0]].classes
+        sample, classes = self._sample(*named), self._data(named[0]).classes
         label = classes[sample.label] if classes and sample.label is not None else None
         return ImageFacts(label, sample.mask)
 
-    def _sample(self, text: str) -> Sample:
-        if self._last is None or self._last[0] != text:
-            name, index = self._found(text)
-            self._last = (text, self._opened[name][index])
-        return self._last[1]
-
-    def _found(self, text: str) -> tuple[str, int]:
-        name, _, index = text.rpartition("#")
-        if name not in self._opened:
-            self._opened[name] = open_data(name)
-        if int(index) >= len(self._opened[name]):
-            raise BadOption("sample", text, f"an index below {len(self._opened[name])}")
-        return name, int(index)
+    def _read(self, name: str, index: int) -> Sample:
+        data = self._data(name)
+        if index >= len(data):
+            raise BadOption("sample", f"{name}#{index}", f"an index below {len(data)}")
+        return data[index]
 
 
 def second_versions(texts: Sequence[str], folder: Path | None) -> list[str] | None:
@@ -226,8 +218,5 @@ def to_pil(image: Tensor) -> Image.Image:
         >>> sc.data.to_pil(torch.zeros(3, 4, 6)).size
         (6, 4)
     """
-    if image.ndim != 3 or image.shape[0] != 3:
-        what = f"tensor of shape {list(image.shape)}"
-        raise BadImage(what, "expected raw pixels [3, H, W] in [0, 1]", "see seecause.data.Sample")
     pixels = (image.detach().float().cpu().clamp(0, 1) * 255).round().byte()  # [3, H, W]
     return Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()))

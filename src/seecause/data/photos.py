@@ -35,10 +35,9 @@ from torch import Tensor
 from seecause.data.dataset import (
     Dataset,
     Sample,
+    Subset,
     capabilities,
     sample_digests,
-    sample_ids,
-    sample_labels,
 )
 from seecause.data.images import MASKS, images_in, mask_of, read_mask
 from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError
@@ -238,10 +237,7 @@ class Layout(str):
         if not path.is_file():
             raise self.refusal(path, "no such file")
         with self.reading(path):
-            content = _Unpickler(BytesIO(path.read_bytes()), encoding="bytes").load()
-            if not isinstance(content, dict):
-                raise TypeError("not a dictionary")
-            return content
+            return _Unpickler(BytesIO(path.read_bytes()), encoding="bytes").load()
 
 
 class _Unpickler(pickle.Unpickler):
@@ -304,19 +300,13 @@ def _photos_of(root: Path, classes: Sequence[Path]) -> list[Photo]:
 
 
 @dataclass(frozen=True, eq=False)
-class PairedData:
+class PairedData(Subset):
     """A dataset whose samples have a second version, in another dataset or made by a function."""
 
-    name: str
-    data: Dataset
     others: Dataset | Change
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self.data.classes
-
     @cached_property
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> str:  # type: ignore[override]
         """Of both versions; a function is identified by what it makes of the first image."""
         if not callable(self.others):
             return digest(self.data.fingerprint, self.others.fingerprint)
@@ -327,26 +317,12 @@ class PairedData:
     def capabilities(self) -> frozenset[str]:
         return (capabilities(self.data) - {"counterfactuals"}) | {"pairs"}
 
-    @property
-    def ids(self) -> tuple[str, ...]:
-        return sample_ids(self.data)
-
-    @property
-    def labels(self) -> tuple[int | None, ...]:
-        return sample_labels(self.data)
-
     def digests(self, start: int, stop: int) -> list[str]:
-        own = sample_digests(self.data, start, stop)
+        own = super().digests(start, stop)
         if callable(self.others):
             return [digest(part, self.fingerprint) for part in own]
         others = sample_digests(self.others, start, stop)
         return [digest(*parts) for parts in zip(own, others, strict=True)]
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int, /) -> Sample:
-        return self.data[index]
 
     def other(self, index: int) -> Sample:
         """The second version of sample `index`."""
@@ -383,7 +359,8 @@ def paired(data: Dataset, change: Change | Dataset, *, name: str | None = None) 
     if not callable(change) and len(change) != len(data):
         expected = f"as many as {data.name} has: {len(data)}"
         raise BadOption("change", f"{len(change)} images", expected)
-    return PairedData(name or f"{data.name} and its other version", data, change)
+    name = name or f"{data.name} and its other version"
+    return PairedData(name, data, tuple(range(len(data))), change)
 
 
 def open_pairs(rest: str) -> PairedData:
@@ -395,5 +372,4 @@ def open_pairs(rest: str) -> PairedData:
     for name in sorted(set(data.ids) ^ set(others.ids)):
         where = second if name in data.ids else first
         raise _PAIRS.refusal(where, f"{name} has no second version here")
-    places = {id: place for place, id in enumerate(others.ids)}
-    return PairedData(f"pairs:{rest}", data, others.take([places[id] for id in data.ids]))
+    return paired(data, others, name=f"pairs:{rest}")  # folders are sorted alike

@@ -114,30 +114,26 @@ def open_waterbird200(rest: str) -> Photos:
 
 def _birds(root: Path, images: Path, *, train: bool) -> list[Photo]:
     """The training or the test photos of CUB, in the order of images.txt."""
-    sides = dict.fromkeys(("x", "y", "width", "height"), float)
-    lists: dict[str, dict[str, Any]] = {
-        "image_class_labels": {"class": int},
-        "train_test_split": {"is-train": int},
-        "bounding_boxes": sides,
-    }
-    known: dict[str, dict[str, Any]] = defaultdict(dict)  # by list and id
-    for name, columns in lists.items():
-        for id, *fields in _CUB.table(root / f"{name}.txt", {"id": str, **columns}):
-            known[name][id] = fields
-    points = defaultdict[str, dict[int, tuple[float, float, float]]](dict)
-    columns = {"id": str, "part": int, "x": float, "y": float, "visible": int}
-    for id, part, x, y, visible in _CUB.table(root / "parts" / "part_locs.txt", columns):
-        points[id][part] = (x, y, float(visible))
+    kinds = {"image_class_labels": int, "train_test_split": int, "bounding_boxes": float}
+    known: dict[str, dict[str, Any]] = {}  # by list and id
+    for name, kind in kinds.items():
+        sides = ("x", "y", "width", "height") if kind is float else ("code",)
+        columns = {"id": str, **dict.fromkeys(sides, kind)}
+        known[name] = {id: fields for id, *fields in _CUB.table(root / f"{name}.txt", columns)}
+    points = defaultdict[str, dict[int, Any]](dict)
+    columns = {"id": str, "part": int, **dict.fromkeys(("x", "y", "visible"), float)}
+    for id, part, *place in _CUB.table(root / "parts" / "part_locs.txt", columns):
+        points[id][part] = tuple(place)
     masks, photos = _segmentations(root), []
     for id, file in _CUB.table(root / "images.txt", {"id": str, "class/file.jpg": str}):
-        for name in lists:
+        for name in known:
             if id not in known[name]:
                 raise _CUB.refusal(root / f"{name}.txt", f"no line for photo {id}")
         if known["train_test_split"][id] != [int(train)]:
             continue
         mask = masks / Path(file).with_suffix(".png") if masks else None
         box = tuple(known["bounding_boxes"][id])
-        own = tuple(points[id].get(part, (0.0, 0.0, 0.0)) for part in range(1, POINTS + 1))
+        own = tuple(points[id].get(part, (0.0,) * 3) for part in range(1, POINTS + 1))
         (label,) = known["image_class_labels"][id]
         photos.append(Photo(images / file, file, label - 1, mask, box=box, points=own))
     if not photos:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from seecause.engine import graphs
 from seecause.errors import may_stop
 
 if TYPE_CHECKING:
@@ -44,6 +43,7 @@ class Memory:
             return self.limit
         if device.type != "cuda":
             return CPU_BUDGET
+        from seecause.engine import graphs
 
         free, _ = torch.cuda.mem_get_info(device)
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -55,7 +55,6 @@ ACTIVE = 0.5  # a part whose map nowhere exceeds this is absent
 
 @metric(
     "localization",
-    family="place of the object",
     columns={
         "aupr1": higher(
             "does the map rank the object's pixels first? Average precision; a random map scores "
@@ -66,15 +65,13 @@ ACTIVE = 0.5  # a part whose map nowhere exceeds this is absent
     },
 )
 @torch.no_grad()
-def localization(maps: Tensor, masks: Tensor, *, ignore: int | None = IGNORE) -> Scores:
+def localization(maps: Tensor, masks: Tensor) -> Scores:
     """Does the map lie on the object? Average precision of object and background, and the pointing
     game.
 
     Args:
         maps: Attribution maps [B, gh, gw], which are enlarged bilinearly, or [B, H, W].
-        masks: Object masks [B, H, W]: bool, or integers where `ignore` is neither object nor
-            background.
-        ignore: The value of pixels that count nowhere.
+        masks: Object masks [B, H, W]: bool, or integers: 1 object, 0 background, 255 neither.
 
     Returns:
         `Scores` with "aupr1", "aupr0" and "pointing". Images without any object or background are
@@ -91,9 +88,8 @@ def localization(maps: Tensor, masks: Tensor, *, ignore: int | None = IGNORE) ->
     maps = checked(maps)
     if masks.ndim != 3 or len(masks) != len(maps):
         raise BadOption("masks", list(masks.shape), f"[{len(maps)}, H, W], one for each map")
-    masks, size = masks.to(maps.device), (masks.shape[1], masks.shape[2])
-    counted = torch.ones_like(masks, dtype=torch.bool) if ignore is None else masks != ignore
-    wanted = (masks != 0) & counted
+    size = (masks.shape[1], masks.shape[2])
+    wanted, counted = object_and_counted(masks.to(maps.device))
 
     def run_maps(a: int, b: int) -> Tensor:
         pixels = to_pixels(maps[a:b], size).flatten(1)  # [b, H * W]
@@ -106,20 +102,25 @@ def localization(maps: Tensor, masks: Tensor, *, ignore: int | None = IGNORE) ->
 
     each = masks[0].numel() * _PIXEL_BYTES
     scores = run_in_chunks(run_maps, len(maps), each, maps.device, what="maps", dim=1).cpu()
-    unscored = {  # the last one that holds is the reason
-        "no background in the frame": ~(counted & ~wanted).flatten(1).any(dim=1),
-        "no object in the frame": ~wanted.flatten(1).any(dim=1),
-        "every pixel is ignored": ~counted.flatten(1).any(dim=1),
-    }
-    reasons = [""] * len(maps)
-    for reason, rows in unscored.items():
-        for image in rows.nonzero()[:, 0].tolist():
-            reasons[image] = reason
+    reasons = [
+        "every pixel is ignored"
+        if not valid.any()
+        else "no object in the frame"
+        if not on.any()
+        else "no background in the frame"
+        if on.sum() == valid.sum()
+        else ""
+        for on, valid in zip(wanted, counted, strict=True)
+    ]
     scores[:, [reason != "" for reason in reasons]] = torch.nan
     columns = dict(zip(("aupr1", "aupr0", "pointing"), scores, strict=True))
-    return Scores(
-        columns, {"reasons": tuple(reasons)}, {"metric": "localization", "ignore": ignore}
-    )
+    return Scores(columns, {"reasons": tuple(reasons)}, {"metric": "localization"})
+
+
+def object_and_counted(masks: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the object is, and which pixels are object or background, of masks as in `Sample`."""
+    counted = masks != IGNORE  # holds for every bool
+    return (masks != 0) & counted, counted
 
 
 def average_precision(scores: Tensor, positive: Tensor, counted: Tensor) -> Tensor:
@@ -166,11 +167,8 @@ def _counts(masks: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     if masks.shape != truth.shape:
         expected = f"[B, H, W] like the objects, {list(truth.shape)}"
         raise BadOption("masks", list(masks.shape), expected)
-    truth = truth.to(masks.device)
-    counted = torch.ones_like(truth, dtype=torch.bool)
-    if truth.dtype != torch.bool:
-        counted = truth != IGNORE
-    mask, wanted = (masks != 0) & counted, (truth != 0) & counted
+    wanted, counted = object_and_counted(truth.to(masks.device))
+    mask = (masks != 0) & counted
     return (mask & wanted).sum(dim=(1, 2)), (mask | wanted).sum(dim=(1, 2))
 
 
@@ -241,23 +239,16 @@ def located(maps: Tensor, marks: Marks, size: tuple[int, int]) -> Located:
 
 
 @torch.no_grad()
-def locate(
-    model: Framed,
-    data: Dataset,
-    part_maps: Callable[[Tensor], Tensor],
-    *,
-    normalised: bool = True,
-) -> Located:
+def locate(model: Framed, data: Dataset, part_maps: Callable[[Tensor], Tensor]) -> Located:
     """`part_maps(images [B, 3, H, W]) -> [B, K + 1, h, w]`, background last, over images with box
-    and key points, in the model's frame.
-
-    `normalised=False` gives images in [0, 1], as both public codes do here, unlike in training.
+    and key points, in the model's frame. Both public codes give images in [0, 1] here, unlike in
+    training; this package normalises them.
     """
     frame, parts = model.preprocess, []
     for start in range(0, len(data), _READ):
         samples = [data[place] for place in range(start, min(start + _READ, len(data)))]
         images = to_batch(model, samples).images
-        maps = part_maps(images if normalised else frame.raw(images)).double().cpu()
+        maps = part_maps(images).double().cpu()
         parts.append(located(maps, marks_of(frame, samples), frame.size))
     return Located(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 

@@ -54,19 +54,18 @@ from seecause.metrics.pixels import (
     filled,
     image_scorer,
     importance_ranks,
-    spread_out,
     thresholds,
     to_pixels,
 )
 from seecause.metrics.registry import Scores, higher, lower, metric
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
+from seecause.models.block import spread_out
 from seecause.target import Score, Spec
 
 
 @metric(
     "insertion-deletion",
-    family="curves",
     columns={
         "insertion": higher(
             "class score while the patches the map puts first are uncovered in a blurred image, "
@@ -140,7 +139,6 @@ def area(curves: Tensor) -> Tensor:
 
 @metric(
     "perturbation",
-    family="curves",
     columns={
         "aopc-morf": higher(
             "mean drop of the score while patches are removed, most important first"
@@ -191,7 +189,6 @@ def perturbation(
 
 @metric(
     "mu-fidelity",
-    family="correlation with the drop of the score",
     columns=higher(
         "rank correlation of the map's sum over random sets of patches with the drop of the "
         "score without them"
@@ -225,7 +222,6 @@ def mu_fidelity(
 
 @metric(
     "idsds",
-    family="correlation with the drop of the score",
     columns=higher(
         "rank correlation of the map's sum over each cell of a coarse grid with the drop of "
         "the logit without it"
@@ -257,7 +253,6 @@ def single_deletion(
 
 @metric(
     "saco",
-    family="correlation with the drop of the score",
     columns=higher(
         "do groups of patches matter in the order and proportion that the map claims? From -1 to 1"
     ),

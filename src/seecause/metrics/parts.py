@@ -128,7 +128,6 @@ def part_completeness(details: Mapping[str, Tensor]) -> dict[str, float]:
 
 @metric(
     "parts",
-    family="truth by re-rendering",
     columns={
         "part-correctness": higher(
             "are the creature's parts ranked by what they are worth to the model?",

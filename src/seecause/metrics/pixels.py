@@ -22,7 +22,7 @@ from torch import Tensor
 from seecause.engine.chunks import batched, fit, in_chunks
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
-from seecause.models.block import pixel_cells, wide
+from seecause.models.block import spread_out, wide
 from seecause.target import Score, Spec, Target, parse
 
 Order = Literal["pixel", "patch"]
@@ -59,15 +59,6 @@ def to_grid(maps: Tensor, size: tuple[int, int], grid: tuple[int, int]) -> Tenso
     map keeps its own grid."""
     maps = checked(maps)
     return F.adaptive_avg_pool2d(maps, grid) if tuple(maps.shape[1:]) == tuple(size) else maps
-
-
-def spread_out(patches: Tensor, size: tuple[int, int]) -> Tensor:
-    """Values of patches [m, gh, gw] at their pixels [m, H, W]."""
-    rows, columns = (
-        pixel_cells(side, cells, patches.device)
-        for cells, side in zip(patches.shape[1:], size, strict=True)
-    )
-    return patches[:, rows[:, None], columns]
 
 
 def checked(maps: Tensor) -> Tensor:
@@ -177,7 +168,7 @@ class ImageScorer:
             item = torch.arange(a, b, device=self.images.device)  # of B * variants
             image, variant = item // variants, item % variants
             logits = self.model(changed(image, variant))
-            return self.target.take(image).score(logits, self.score, sigmoid=self.model.sigmoid)
+            return self.target.take(image).score(logits, self.score)
 
         total = len(self.images) * variants
         scores = torch.cat(list(in_chunks(run_chunk, total, self.chunk, what="changed images")))
@@ -220,7 +211,7 @@ def image_scorer(
     chunk = fit(1 << 30, model.forward_bytes(layout), images.device)
     logits = batched(model, images, chunk)
     bound = parse(model, target, len(images)).bind(logits)
-    plain = bound.score(logits, score, sigmoid=model.sigmoid).double().cpu()
+    plain = bound.score(logits, score).double().cpu()
     return ImageScorer(model, images, bound, score, plain, layout.grid, chunk)
 
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor
 
-from seecause.errors import BadOption, UnknownName
+from seecause.errors import BadOption
 from seecause.metrics.statistics import summarise
 from seecause.models.base import ImageModel, in_eval_mode
 from seecause.options import check_options, summary_of
@@ -36,15 +36,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Explain = Callable[[Tensor, Spec], Tensor]  # images, target -> maps [B, gh, gw] or [B, H, W]
 Attribute = Callable[[ImageModel, Tensor, Spec], Tensor]  # a method that can be given another model
 Direction = Literal["higher", "lower"]  # is better
-FAMILIES = (  # the order of columns; wide tables are cut between families
-    "curves",
-    "correlation with the drop of the score",
-    "place of the object",
-    "sanity checks",
-    "truth by re-rendering",
-    "other",
-)
-HOMES = {
+HOMES = {  # in the order of lists and tables
     "insertion-deletion": "seecause.metrics.faithfulness",
     "perturbation": "seecause.metrics.faithfulness",
     "mu-fidelity": "seecause.metrics.faithfulness",
@@ -93,7 +85,6 @@ class MetricInputs:
     latents: Latents | None = None  # of a dataset whose samples can be drawn again
 
 
-_INPUTS = tuple(each.name for each in fields(MetricInputs))
 _NEEDS = ("masks", "model", "explain", "attribute", "latents")  # what not every runner has
 
 
@@ -117,7 +108,6 @@ class Metric:
     run: Callable[..., Any]
     takes: tuple[str, ...]
     columns: Mapping[str, Column]
-    family: str = "other"
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -144,18 +134,12 @@ class Metric:
 METRICS: Registry[Metric] = Registry("metric", group="seecause.metrics", homes=HOMES)
 
 
-def metric(
-    name: str, *, columns: Mapping[str, Column] | Column, family: str = "other"
-) -> Callable[[F], F]:
+def metric(name: str, *, columns: Mapping[str, Column] | Column) -> Callable[[F], F]:
     """Register a function as a metric.
 
     Args:
         name: The name of the metric, and of its column where there is only one.
         columns: The columns of its `Scores`, or one `Column` for a function that returns [B].
-        family: One of `FAMILIES`; tables are sorted by it.
-
-    Raises:
-        BadOption: If a parameter before the star is not a field of `MetricInputs`.
 
     Example:
         >>> @metric("largest", columns=higher("the largest value of the map"))
@@ -167,11 +151,6 @@ def metric(
     def register(function: F) -> F:
         kinds = inspect.signature(function).parameters.values()
         takes = tuple(p.name for p in kinds if p.kind is p.POSITIONAL_OR_KEYWORD)
-        unknown = [parameter for parameter in takes if parameter not in _INPUTS]
-        if unknown:
-            raise BadOption(f"parameter of the metric {name}", unknown[0], ", ".join(_INPUTS))
-        if family not in FAMILIES:
-            raise UnknownName("family of metrics", family, FAMILIES)
 
         @wraps(function)
         def checked(*inputs: Any, **options: Any) -> Any:
@@ -180,20 +159,21 @@ def metric(
             return function(*inputs, **options)
 
         run: Any = in_eval_mode(checked) if takes[:1] == ("model",) else checked
-        METRICS.add(name, Metric(name, run, takes, named, family))
+        METRICS.add(name, Metric(name, run, takes, named))
         return run
 
     return register
 
 
 def metrics() -> dict[str, Metric]:
-    """All metrics by name, family by family.
+    """All metrics by name: those of the package, then those of plug-ins.
 
     Example:
         >>> "insertion-deletion" in metrics()
         True
     """
-    return dict(sorted(METRICS.all().items(), key=lambda item: FAMILIES.index(item[1].family)))
+    found = METRICS.all()
+    return {name: found[name] for name in (*HOMES, *found)}
 
 
 def measure(name: str, inputs: MetricInputs, **options: Any) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from seecause.errors import BadOption, NotDefined, UnsupportedModel
+from seecause.errors import NotDefined, UnsupportedModel
 from seecause.loading import rewrap, wrap
 from seecause.metrics.pixels import bound_spec, checked, image_scorer
 from seecause.metrics.registry import Attribute, Explain, Scores, lower, metric
@@ -30,7 +30,6 @@ from seecause.target import Spec
 
 @metric(
     "random-logit",
-    family="sanity checks",
     columns={
         "random-logit": lower(
             "rank correlation with the map of another class: near 1, the map does not depend on "
@@ -60,7 +59,6 @@ def random_logit(
 
 @metric(
     "parameter-randomisation",
-    family="sanity checks",
     columns={
         "mprt": lower(
             "rank correlation with maps of models whose weights are redrawn: near 1, the map does "
@@ -75,29 +73,22 @@ def parameter_randomisation(
     attribute: Attribute,
     target: Spec = None,
     *,
-    steps: int | None = None,
     seed: int = 0,
 ) -> Scores:
     """Is the map the same where weights are redrawn? Then it does not depend on what was learned.
 
-    `attribute(model, images, target)` explains the model and each randomised copy: one for each
-    layer, or only `steps` of them, evenly spread, the last with all layers redrawn.
+    `attribute(model, images, target)` explains the model and each randomised copy, one for each
+    layer; in the last one all layers are redrawn.
     """
-    layers = len(layer_groups(model))
-    if steps is not None and not 1 <= steps <= layers:
-        raise BadOption("steps", steps, f"1 to {layers} (a step for each layer), or None for all")
-    steps = steps or layers
-    stops = {(step * layers + steps - 1) // steps for step in range(1, steps + 1)}
     scorer = image_scorer(model, images, target)
     spec = bound_spec(scorer.target, target)
     plain, other = attribute(model, scorer.images, spec), copied_view(model)
     generator = torch.Generator().manual_seed(seed)
     by_layer = {}
-    for place, (layer, parameters) in enumerate(layer_groups(other).items(), start=1):
+    for layer, parameters in layer_groups(other).items():
         for parameter in parameters:
             redraw(parameter, generator)
-        if place in stops:
-            by_layer[layer] = _similarity(plain, attribute(other, scorer.images, spec))
+        by_layer[layer] = _similarity(plain, attribute(other, scorer.images, spec))
     signed, absolute = torch.stack(list(by_layer.values()), dim=-1)  # [B, steps] each
     return Scores(
         {"mprt": signed.mean(dim=1), "mprt-abs": absolute.mean(dim=1)},

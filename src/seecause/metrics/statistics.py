@@ -68,10 +68,6 @@ class GroupAccuracy:
         """The accuracy of the worst group."""
         return float(self.accuracy.min())
 
-    @property
-    def worst_group(self) -> Group:
-        return self.groups[int(self.accuracy.argmin())]
-
     def worst_among(self, groups: Iterable[Group]) -> float:
         """The accuracy of the worst of these groups. iFAM's public code looks at two groups of
         Waterbirds only, (0, 1) and (1, 0)."""
@@ -89,8 +85,7 @@ class GroupAccuracy:
         names = sorted({group[:1] for group in self.groups})
         member = torch.tensor([names.index(group[:1]) for group in self.groups])
         right, total = (
-            torch.zeros(len(names), dtype=torch.int64).index_add(0, member, counts)
-            for counts in (self.right, self.total)
+            torch.bincount(member, weights=counts).long() for counts in (self.right, self.total)
         )
         return GroupAccuracy(tuple(names), right, total)
 
@@ -221,7 +216,7 @@ def calibration(logits: Tensor, labels: Tensor, *, bins: int = 15) -> Calibratio
     member = torch.bucketize(confidence, edges, right=True)  # [N], 0 to bins - 1
     count = torch.bincount(member, minlength=bins)
     sure, right = (
-        torch.zeros(bins, dtype=torch.float64).index_add(0, member, values)
+        torch.bincount(member, weights=values, minlength=bins)
         for values in (confidence, (predicted == labels).double())
     )
     return Calibration(count, sure / count, right / count)
@@ -250,10 +245,6 @@ class Summary:
     standard_error: float
     n: int
     skipped: int = 0
-
-    def text(self, digits: int = 3, *, sign: str = "") -> str:
-        """`0.603 ± 0.017`; a dash stands for an error that is not known."""
-        return f"{self.mean:{sign}.{digits}f} ± {error_text(self.standard_error, digits)}"
 
 
 def summarise(values: Tensor) -> Summary:

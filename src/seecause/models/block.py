@@ -64,6 +64,15 @@ def pixel_cells(pixels: int, cells: int, device: torch.device | str = "cpu") -> 
     return torch.arange(pixels, device=device) * cells // pixels
 
 
+def spread_out(patches: Tensor, size: tuple[int, int]) -> Tensor:
+    """Values of patches [m, gh, gw] at their pixels [m, H, W]."""
+    rows, columns = (
+        pixel_cells(side, cells, patches.device)
+        for cells, side in zip(patches.shape[1:], size, strict=True)
+    )
+    return patches[:, rows[:, None], columns]
+
+
 @dataclass(frozen=True)
 class TokenLayout:
     """The order of tokens: `prefix` special ones, then the patch grid row by row.

@@ -38,7 +38,7 @@ from seecause.background.heads import Head, ablate
 from seecause.background.images import LabelledImages
 from seecause.background.scoring import score as score_heads
 from seecause.errors import BadOption
-from seecause.metrics.pixels import spread_out
+from seecause.models.block import spread_out
 
 By = Literal["answer", "background", "object"]
 RESPONSES = {"answer": "logit", "background": "big", "object": "fig"}
