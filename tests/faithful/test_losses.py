@@ -131,12 +131,12 @@ def test_every_loss_counts_by_its_weight():
 def test_a_part_may_be_present_in_the_batch_of_another_process(across, monkeypatch):
     net, images, labels = tiny_net(presence=across), random_images(2), torch.tensor([0, 1])
     out = net(images)
-    best = F.avg_pool2d(MAPS[:, :-1], 3, stride=1).flatten(2).amax(dim=(0, 2))
     monkeypatch.setattr(losses.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(losses, "all_gather", lambda mine: [mine, best])
-    every = torch.cat([out.maps, MAPS]) if across == "global" else out.maps
+    monkeypatch.setattr(losses, "all_gather", lambda mine: [mine, torch.ones_like(mine)])
     found = objective(net, out, labels, size=SIZE)["presence"]
-    assert_close(found, reference.presence(every), **EXACT)
+    mine = reference.presence(out.maps)
+    assert mine > 0.01
+    assert_close(found, 0 * mine if across == "global" else mine, **EXACT)
 
 
 @pytest.mark.parametrize("form", ["parts", "ifam_code", "prototypes"])

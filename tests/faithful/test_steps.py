@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from seecause.errors import BadOption
-from seecause.faithful import train
+from seecause.faithful import load, train
 from seecause.faithful.training import CsvLog, new_net, new_optimizer
 from tests.faithful.runs import ignore, snapshot, start, table
 
@@ -89,6 +89,8 @@ def test_the_average_follows_closely_at_first(configure):
     assert len(steps) == 3 and not same(steps[-1], state(run.ema.module))
     assert run.ema.decay == 0.9999
     assert_close(state(run.ema.module), expected, atol=1e-6, rtol=0)
+    run._validate()  # keeps the average
+    assert same(state(load(Path(run.config.out) / "best")), state(run.ema.module))
 
 
 def test_a_stopped_run_ends_in_the_same_bits(configure, tmp_path):

@@ -83,9 +83,8 @@ def test_a_patch_that_is_hidden_in_its_image_causes_nothing_wherever_it_is_put()
     assert ((maps - plain).abs() > 1e-6)[~hidden].all()
 
 
-METHODS = (
-    "rollout gae t-attr grad-cam ixg ixg+ integrated-gradients libra-ixg+ atman attcat legrad tis"
-)
+METHODS = "rollout gae t-attr grad-cam ixg ixg+ libra-ixg+ atman attcat legrad tis".split()
+METHODS += ["integrated-gradients"]
 
 
 # tis: hidden tokens are alike
