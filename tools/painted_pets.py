@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from seecause.data.images import read_ids, read_image, to_pil
+from seecause.data.dataset import read_ids, read_image, to_pil
 
 SPECIES, TEXTURES, SPLITS = ("cat", "dog"), ("boards", "leaves"), ("train", "val", "test")
 UNUSUAL = 0.05  # share of the training images of a species that are on the other's texture

@@ -13,7 +13,7 @@ from seecause.app.jobs import Job
 from seecause.app.panels import repair
 from seecause.app.panels.repair import OnData, RepairRequest
 from seecause.app.state import ActionContext, ServerState, named_data
-from seecause.data.images import to_pil
+from seecause.data.dataset import to_pil
 from seecause.errors import BadOption
 from tests.app.conftest import context_of
 

@@ -49,9 +49,9 @@ print(len(ours), code, file=sys.stderr)
 @pytest.mark.parametrize(
     ("most", "words"),
     [
-        (65, "explain critters:clean:test#7"),
-        (90, "heads prune --limit 8 --top 1 --option draws=1"),
-        (60, "lvlm trace critters:clean:test#3 --question What? --masks 4 --heads-only"),
+        (40, "explain critters:clean:test#7"),
+        (45, "heads prune --limit 8 --top 1 --option draws=1"),
+        (40, "lvlm trace critters:clean:test#3 --question What? --masks 4 --heads-only"),
     ],
 )
 def test_a_command_loads_few_modules(most, words, tmp_path):
@@ -74,7 +74,7 @@ def test_a_user_who_stops_a_command_gets_no_traceback(monkeypatch, tmp_path):
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("seecause.data.images.find_images", stop)
+    monkeypatch.setattr("seecause.data.dataset.find_images", stop)
     done = invoke("explain", "a.png", "--out", tmp_path / "out")
     assert done.exit_code == 130 and done.output == ""
 

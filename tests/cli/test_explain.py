@@ -13,8 +13,7 @@ from safetensors.torch import save_file
 
 import seecause as sc
 from seecause.attribution.result import Attribution
-from seecause.data.dataset import open_data
-from seecause.data.images import open_image, read_image
+from seecause.data.dataset import open_data, open_image, read_image
 from seecause.metrics.pixels import to_pixels
 from tests.bad_files import bad_file
 from tests.cli.calls import MODEL, explain, photo

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 import seecause as sc
-from seecause.data.images import read_image
+from seecause.data.dataset import read_image
 from tests.cli.calls import invoke
 from tests.lvlm.toy import QUESTION, pictures, save_toy
 

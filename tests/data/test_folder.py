@@ -10,8 +10,7 @@ import torch
 from PIL import Image, ImageFilter
 
 import seecause as sc
-from seecause.data.dataset import capabilities, open_data
-from seecause.data.images import find_images, mask_of, read_mask
+from seecause.data.dataset import capabilities, find_images, mask_of, open_data, read_mask
 from seecause.errors import BadImage, DataMissing
 from tests.files import grey, photo
 

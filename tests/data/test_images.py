@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from seecause.data.images import find_images, open_image, read_image
+from seecause.data.dataset import find_images, open_image, read_image
 from seecause.errors import BadImage, BadOption
 from tests.bad_files import REASONS, bad_file, write_huge_header
 

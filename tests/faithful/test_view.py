@@ -83,7 +83,19 @@ def test_a_patch_that_is_hidden_in_its_image_causes_nothing_wherever_it_is_put()
     assert ((maps - plain).abs() > 1e-6)[~hidden].all()
 
 
-METHODS = "rollout gae t-attr grad-cam ixg ixg+ libra-ixg+ atman attcat legrad tis".split()
+METHODS = [
+    "rollout",
+    "gae",
+    "t-attr",
+    "grad-cam",
+    "ixg",
+    "ixg+",
+    "libra-ixg+",
+    "atman",
+    "attcat",
+    "legrad",
+    "tis",
+]
 METHODS += ["integrated-gradients"]
 
 

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from seecause import critters
 from seecause.critters.rendering import STYLES
-from seecause.data.images import to_pil
+from seecause.data.dataset import to_pil
 from seecause.errors import BadInput, BadOption, DataMissing
 from seecause.lvlm import MaskEngine, MeanBank, calibration_critters, make_bank
 from seecause.lvlm.bank import bank_of_prompts, image_digest

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import seecause as sc
 from seecause import critters
-from seecause.data.images import to_pil
+from seecause.data.dataset import to_pil
 from tests.tiny import scramble
 from tools.critters.llava_model import LlavaRecipe, build_llava, make_processor, make_words
 

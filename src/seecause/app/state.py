@@ -24,8 +24,7 @@ from torch import Tensor
 from seecause.app.jobs import Progress, Queue
 from seecause.app.sessions import Recent, Session
 from seecause.data.batch import to_batch
-from seecause.data.dataset import evenly, open_data
-from seecause.data.images import decode_image, open_image, sample_of
+from seecause.data.dataset import decode_image, evenly, open_data, open_image, sample_of
 from seecause.engine.trace import Blank, Trace, blank_image, record
 from seecause.errors import BadImage, BadOption, NotDefined, SeecauseError, UnsupportedModel
 from seecause.files import digest

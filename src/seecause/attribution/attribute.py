@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from seecause.attribution.registry import find, join
 from seecause.attribution.result import Attribution, MapResult
-from seecause.data.dataset import IGNORE, SkippedImage
-from seecause.data.images import ImageFacts, ImageOpener, find_images
+from seecause.data.dataset import IGNORE, ImageFacts, ImageOpener, SkippedImage, find_images
 from seecause.engine.chunks import budget, memory, plain_logits
 from seecause.engine.trace import need_gradients, special_rows
 from seecause.errors import (

@@ -110,7 +110,7 @@ def explain(
         evidence: Also show the patches that are enough for the prediction, and those it needs.
         interactions: Also show the pairs of regions that cause together what neither causes alone.
     """
-    from seecause.data.images import find_images, second_versions
+    from seecause.data.dataset import find_images, second_versions
 
     output.check(out)
     chosen = () if method is None else names(method)
@@ -197,7 +197,7 @@ def _lines(rows: Sequence[Mapping[str, Any]], model: ImageModel) -> list[str]:
 
 def short_names(files: Sequence[str]) -> list[str]:
     """File names, with their folders where two are equal; samples of datasets keep theirs."""
-    from seecause.data.images import sample_of
+    from seecause.data.dataset import sample_of
 
     short = [file if sample_of(file) else Path(file).name for file in files]
     return short if len(set(short)) == len(short) else list(files)

@@ -70,7 +70,7 @@ class Asked:
 
     def check(self) -> None:
         """Refuse, before a model is loaded, what no bank can be made of."""
-        from seecause.data.images import find_images
+        from seecause.data.dataset import find_images
 
         given = (self.bank is not None) + bool(self.calibration)
         if given > 1 or not (given or self.knows_critters):
@@ -85,7 +85,7 @@ class Asked:
 
     def open(self, image: str, output: Output) -> tuple[PILImage, LVLM]:
         """The image and the model."""
-        from seecause.data.images import open_image
+        from seecause.data.dataset import open_image
 
         shown = open_image(image)
         if self.knows_critters and not output.quiet:
@@ -94,7 +94,7 @@ class Asked:
 
     def average(self, lvlm: LVLM) -> MeanBank:
         """A saved bank, or one made now."""
-        from seecause.data.images import find_images, open_image
+        from seecause.data.dataset import find_images, open_image
         from seecause.lvlm import MeanBank, calibration_critters, make_bank
 
         if self.bank is not None:
@@ -273,7 +273,7 @@ def edit(
         redirect: They see this image.
         length: Tokens of the model's own answer, at most.
     """
-    from seecause.data.images import open_image
+    from seecause.data.dataset import open_image
     from seecause.lvlm import edited_heads
 
     if blind == (redirect is not None):
@@ -316,7 +316,7 @@ def bank(
         size: Height and width of images to be asked about; repeat for more. Default: the most
             frequent.
     """
-    from seecause.data.images import find_images, open_image
+    from seecause.data.dataset import find_images, open_image
     from seecause.lvlm import make_bank
 
     output.check(out)

@@ -115,7 +115,7 @@ def serve(
         quiet: Print nothing but errors.
     """
     from seecause.app.middleware import is_local  # says what is missing, if it is
-    from seecause.data.images import find_images
+    from seecause.data.dataset import find_images
 
     samples = find_images(list(image or []))
     for path in runs or []:

@@ -26,7 +26,7 @@ from seecause.critters.world import (
     draw,
     usual_background,
 )
-from seecause.data.images import to_pil
+from seecause.data.dataset import to_pil
 from seecause.faithful.evaluation import part_examples
 from seecause.faithful.interventions import network
 from seecause.loading import load

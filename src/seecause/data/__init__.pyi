@@ -7,7 +7,8 @@ from .dataset import (
     capabilities as capabilities,
     datasets as datasets,
     open_data as open_data,
+    open_image as open_image,
     register as register,
+    to_pil as to_pil,
 )
-from .images import open_image as open_image, to_pil as to_pil
 from .photos import paired as paired

@@ -11,8 +11,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from seecause.data.dataset import IGNORE, Dataset, Sample
-from seecause.data.images import to_pil
+from seecause.data.dataset import IGNORE, Dataset, Sample, to_pil
 from seecause.errors import BadInput, BadOption, UnknownName
 from seecause.models.base import ImageModel
 from seecause.models.preprocess import Framed, Preprocess

@@ -33,13 +33,16 @@ from PIL import Image
 from torch import Tensor
 
 from seecause.data.dataset import (
+    MASKS,
     Dataset,
     Sample,
     Subset,
     capabilities,
+    images_in,
+    mask_of,
+    read_mask,
     sample_digests,
 )
-from seecause.data.images import MASKS, images_in, mask_of, read_mask
 from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError
 from seecause.files import digest, digest_file
 from seecause.models.preprocess import first_line, kinds, read_image

@@ -27,6 +27,11 @@ from seecause.models.block import wide
 Part = tuple[Tensor, Tensor]  # an output over some keys and its log-sum-exp, float32 or float64
 
 
+def has_slope(*tensors: Tensor) -> bool:
+    """Whether a derivative with respect to one of the tensors is asked for."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
 class Groups:
     """Rows in consecutive groups of different sizes [G], packed without padding; everything else
     follows and is made once, on `device`.

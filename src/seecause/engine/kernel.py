@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from seecause.engine.attend import has_slope
+
 if TYPE_CHECKING:
     from seecause.engine.attend import Bank, Own, Part
 
@@ -53,11 +55,6 @@ def triton_kernels() -> Any:
 def usable(x: Tensor) -> bool:
     """Whether kernels can run where x is."""
     return x.is_cuda and triton_kernels() is not None
-
-
-def has_slope(*tensors: Tensor) -> bool:
-    """Whether a derivative with respect to one of the tensors is asked for."""
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def fits(q: Tensor, banks: Sequence[Bank], own: Own | None) -> bool:

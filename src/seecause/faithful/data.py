@@ -33,9 +33,16 @@ from torchvision.transforms import v2
 from torchvision.transforms.functional import pil_to_tensor
 
 from seecause.data.batch import in_order, raw_in_frame, to_batch
-from seecause.data.dataset import Dataset, Subset, evenly, open_data, part_of_train, sample_labels
+from seecause.data.dataset import (
+    Dataset,
+    Subset,
+    evenly,
+    open_data,
+    part_of_train,
+    sample_labels,
+    to_pil,
+)
 from seecause.data.imagenet import IMAGENET_CLASSES, find_in9_map, read_in9_map
-from seecause.data.images import to_pil
 from seecause.errors import BadOption, DataMissing, SeecauseError
 from seecause.faithful.net import IFAM
 from seecause.models.preprocess import Preprocess

@@ -27,8 +27,7 @@ from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 from torchvision.utils import make_grid
 
 from seecause.background.images import Progress, no_progress
-from seecause.data.dataset import IGNORE, Dataset, Sample, open_data
-from seecause.data.images import to_pil
+from seecause.data.dataset import IGNORE, Dataset, Sample, open_data, to_pil
 from seecause.data.shortcuts import MINORITY
 from seecause.errors import BadOption
 from seecause.faithful.data import (

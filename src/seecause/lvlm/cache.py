@@ -26,8 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.engine import kernel
-from seecause.engine.attend import Bank, Mask, Part, attend, merge_pair
+from seecause.engine.attend import Bank, Mask, Part, attend, has_slope, merge_pair
 from seecause.engine.walk import HasBlocks, walk
 from seecause.lvlm.prompt import Prompt
 from seecause.models.block import At, Block, Fn, wide
@@ -50,9 +49,7 @@ def read_shared(
     folded = q.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2)  # [1, H, B*R, dh]
     if has_fused_read(q):
         o, lse = (
-            _SharedRead.apply(folded, k, v, scale)
-            if kernel.has_slope(q)
-            else _flash(folded, k, v, scale)
+            _SharedRead.apply(folded, k, v, scale) if has_slope(q) else _flash(folded, k, v, scale)
         )
     else:
         o, lse = attend(folded, [Bank(k, v)], scale=scale)
@@ -64,7 +61,7 @@ def read_own(q: Tensor, k: Tensor, v: Tensor, *, scale: float, keep: Tensor | No
     looking back only, or at what `keep` [R, K] says."""
     rows, keys = q.shape[2], k.shape[2]
     if keep is None:
-        if has_fused_read(q) and not kernel.has_slope(q) and rows in (1, keys):
+        if has_fused_read(q) and not has_slope(q) and rows in (1, keys):
             return _flash(q, k, v, scale, causal=rows == keys)
         keep = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril(keys - rows)
     return attend(q, [Bank(k, v, Mask(keep[None, None]))], scale=scale)
@@ -86,9 +83,20 @@ def blend(own: Part, image: Part, average: Part, choose: Tensor) -> Tensor:
     return merge_pair(own, (seen, torch.where(choose, image[1], average[1])))
 
 
+def kernel_for(x: Tensor) -> Any:
+    """The kernels, where they take rows of heads like x [.., dh]; else None. They are imported only
+    where they may run."""
+    if x.dtype not in _HALF:
+        return None
+    from seecause.engine import kernel
+
+    return kernel if kernel.fits_rows(x) else None
+
+
 def rotate_rows(x: Tensor, at: At, *, table: str = TABLE) -> Tensor:
     """The decoder's rotation of rows x [B, H, R, dh], in one kernel where there is one."""
-    if SWAP not in at.memo and kernel.fits_rows(x):
+    kernel = None if SWAP in at.memo else kernel_for(x)
+    if kernel is not None:
         return kernel.rotate(x, at.memo[table][:, at.index])
     return rotate(x, at, table=table)
 
@@ -117,8 +125,8 @@ def with_own_text(
 ) -> Tensor:
     """`blend` with what rows q [1|B, H, R, dh] read of their own text, k and v [1|B, Hkv, K, dh],
     as in `read_own`; one kernel where there is one."""
-    few = q.shape[2] == k.shape[2] <= kernel.MOST_ROWS and keep is None
-    if few and kernel.fits_rows(q):
+    kernel = kernel_for(q) if q.shape[2] == k.shape[2] and keep is None else None
+    if kernel is not None and q.shape[2] <= kernel.MOST_ROWS:
         return kernel.own_text(q, k, v, image, average, choose, scale=scale)
     return blend(read_own(q, k, v, scale=scale, keep=keep), image, average, choose)
 
@@ -141,7 +149,7 @@ class _SharedRead(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         q, k, v, o, lse = ctx.saved_tensors
         d_o, d_lse = grads
-        if kernel.fits_rows(q):
+        if (kernel := kernel_for(q)) is not None:
             read, scale = (o, lse), ctx.scale
             d_q = kernel.shared_read_slope(q, k, v, read, (d_o, d_lse), scale=scale)
             return d_q, None, None, None

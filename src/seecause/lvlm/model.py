@@ -342,7 +342,7 @@ def calibration_critters(count: int = CALIBRATION, *, size: int = 96) -> list[Im
     """
     from seecause import critters
     from seecause.critters.rendering import STYLES
-    from seecause.data.images import to_pil
+    from seecause.data.dataset import to_pil
 
     latents = critters.draw("balanced", "train", count, start=_START)
     parts = latents.split(-(-count // len(STYLES)))

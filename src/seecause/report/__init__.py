@@ -33,10 +33,10 @@ from seecause.report.figures import (
     heat_layer,
     number,
 )
-from seecause.target import Answer
 
 if TYPE_CHECKING:
     from seecause.data.dataset import SkippedImage
+    from seecause.target import Answer
 
 LONGEST = 1000  # characters of a value in a protocol; the manifest has longer ones
 PROTOCOL = (  # what a page shows of a manifest

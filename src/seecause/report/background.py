@@ -417,7 +417,7 @@ def write_pairs(result: Discovery, places: Sequence[int], folder: Path) -> int:
     """Write the pairs of some findings as two folders, `with` and `without`, as
     `pairs:WITH:WITHOUT` takes them; returns their number. NAME~1.png and NAME~2.png are pairs of
     one image: a repair keeps them together."""
-    from seecause.data.images import to_pil
+    from seecause.data.dataset import to_pil
 
     pairs, model = result.pairs(places), result.model
     others = pairs.other_background

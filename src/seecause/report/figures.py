@@ -25,7 +25,7 @@ from markupsafe import Markup
 from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageOps
 from torch import Tensor
 
-from seecause.data.images import to_pil
+from seecause.data.dataset import to_pil
 from seecause.errors import BadImage
 
 if TYPE_CHECKING:

@@ -200,7 +200,7 @@ def offered(context: ActionContext, name: str, write: Callable[[Path], Path]) ->
 def opening_lines(context: ActionContext, *pictures: str) -> list[str]:
     """Python that loads the model and the pictures a request speaks of: `images` for one, `images`
     and `others` for two."""
-    lines = ["import seecause as sc", "from seecause.data.images import open_image", ""]
+    lines = ["import seecause as sc", "from seecause.data.dataset import open_image", ""]
     lines.append(load_line(context.served))
     for variable, id in zip(("images", "others"), pictures, strict=False):
         lines.append(f"{variable} = model.prepare(open_image({context.picture(id).name!r}))")

@@ -22,7 +22,7 @@ from seecause.app.panels import (
     rounded,
 )
 from seecause.app.state import SHOWN_SIDE, ActionContext, picture_name
-from seecause.data.images import to_pil
+from seecause.data.dataset import to_pil
 from seecause.errors import BadOption
 from seecause.lvlm import (
     AnswerTrace,
@@ -211,7 +211,7 @@ def copy(context: ActionContext, request: Blind) -> Reply:
     lines = [
         "from PIL import Image",
         "import seecause as sc",
-        "from seecause.data.images import open_image",
+        "from seecause.data.dataset import open_image",
         "",
         f"lvlm = sc.lvlm.load({spec!r})",
         f"picture = open_image({name!r})",

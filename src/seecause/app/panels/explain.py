@@ -37,7 +37,7 @@ from seecause.attribution.attribute import attribute
 from seecause.attribution.caap import make_plan, sweep_features
 from seecause.attribution.evidence import PatchSet, evidence as find_evidence
 from seecause.attribution.registry import find
-from seecause.data.images import to_pil
+from seecause.data.dataset import to_pil
 from seecause.engine.sweep import Sweep, SweepPlan
 from seecause.engine.trace import blank_image
 from seecause.errors import BadOption

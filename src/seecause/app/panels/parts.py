@@ -21,7 +21,7 @@ from torch import Tensor
 from seecause.app.jobs import Reply
 from seecause.app.panels import Index, OnPicture, Panel, answers, as_script, opening_lines
 from seecause.app.state import ActionContext, picture_name
-from seecause.data.images import to_pil
+from seecause.data.dataset import to_pil
 from seecause.errors import BadOption
 from seecause.faithful.evaluation import part_image
 from seecause.faithful.interventions import calibrate, evaluating, intervene, network

@@ -33,8 +33,7 @@ from seecause.app.state import ActionContext, hide_folders, own_view
 from seecause.background.audit import SOME, BackgroundAudit, audit as audit_background
 from seecause.background.images import LabelledImages, Progress, images_of, model_for
 from seecause.background.repair import REMEDIES, Remedy, Repair, repair
-from seecause.data.dataset import open_data
-from seecause.data.images import to_pil
+from seecause.data.dataset import open_data, to_pil
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
 from seecause.models.block import wide
