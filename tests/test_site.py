@@ -26,7 +26,7 @@ def words(page: Path) -> int:
 def test_it_can_be_read_in_an_hour():
     counts = {str(page): words(page) for page in PAGES if page.name not in NOT_COUNTED}
     assert len(counts) == len(PAGES) - len(NOT_COUNTED)
-    assert sum(counts.values()) <= 12_000, counts
+    assert sum(counts.values()) <= 14_000, counts
 
 
 @pytest.fixture(scope="module")

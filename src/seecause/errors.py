@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import Any
 
 SHOWN = 30  # names in a list
+LONGEST = 200  # letters of a value
 _check: ContextVar[Callable[[], None] | None] = ContextVar("seecause_stop", default=None)
 
 
@@ -37,7 +38,10 @@ class BadOption(SeecauseError, ValueError):
     """An option has a value that cannot be used."""
 
     def __init__(self, name: str, got: object, expected: str):
-        value = f"{name} is not set" if got is None else f"{name}={got!r} cannot be used"
+        shown = repr(got)
+        if len(shown) > LONGEST:  # a module, say
+            shown = f"a {type(got).__name__}"
+        value = f"{name} is not set" if got is None else f"{name}={shown} cannot be used"
         super().__init__(f"{value}; expected {expected}.")
         self.option = name
 

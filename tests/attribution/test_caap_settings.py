@@ -120,15 +120,10 @@ def test_targets_come_in_many_types():
 
 
 @pytest.mark.parametrize(
-    ("function", "shape"),
-    [
-        (lambda logits: logits[:, :1], r"\[\d+, 1\]"),
-        (lambda logits: logits.sum(), r"\[\]"),
-        (lambda logits: 3.0, r"\[no tensor\]"),
-    ],
+    "function", [lambda logits: logits[:, :1], lambda logits: logits.sum(), lambda logits: 3.0]
 )
 @pytest.mark.parametrize("method", ["caap", "integrated-gradients"])
-def test_a_function_that_gives_no_number_for_each_row_is_refused(method, function, shape):
+def test_a_function_that_gives_no_number_for_each_row_is_refused(method, function):
     native = tiny("timm_deit3")
-    with pytest.raises(BadOption, match=f"gives {shape}.*one number for each row"):
+    with pytest.raises(BadOption, match="one number for each row"):
         sc.attribute(view(native), pictures(native), target=function, method=method)

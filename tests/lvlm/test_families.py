@@ -77,7 +77,7 @@ def test_others_are_refused_by_name_with_the_reason():
 def test_weights_elsewhere_are_refused_in_words():
     native = tiny_lvlm("llava", torch.float32)
     native.module.lm_head.to("meta")
-    with pytest.raises(UnsupportedModel, match=r"not in memory.*load all of the plain model"):
+    with pytest.raises(UnsupportedModel, match=r"meta and cpu; load all of the plain model"):
         wrap(native.module, native.processor)
 
 

@@ -111,7 +111,7 @@ def labelled(x):
 
 
 def test_what_is_no_view_is_refused_in_words():
-    with pytest.raises(BadOption, match=r"sc\.wrap\(module\)"):
+    with pytest.raises(BadOption, match=r"model=a VisionTransformer cannot be used"):
         sc.background.information_gains(view().module, labelled(images()))
 
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import seecause as sc
 from seecause.background.heads import gates_without
 from seecause.engine.forks import fork, logits_of_sets
-from seecause.engine.patching import Site
+from seecause.engine.patching import Site, run_patched
 from seecause.engine.sweep import Sweep, SweepPlan
 from seecause.engine.trace import kept_logits, kept_logits_each, record
 from seecause.engine.walk import walk
@@ -73,7 +72,7 @@ def test_facts_go_with_patched_states(site):
     mine, other = images.split(2)
     assert not torch.equal(hidden(mine), hidden(other))
     sites = [[Site(0, site)], [Site(2, site)], []]
-    patched = sc.patch(model, mine, other, sites)
+    patched = run_patched(model, mine, other, sites)
     assert_close(patched[2], model(mine), **EXACT)
     if site == "resid":
         assert_close(patched[0], model(other), **EXACT)
@@ -92,7 +91,7 @@ def test_facts_go_with_tokens_that_are_moved():
     unseen = [t for t in every if hidden(other)[:, t].all()][:1]
     sets = [[Site(1, tokens=every)], [Site(1, tokens=every, source_tokens=every)]]
     sets += [[Site(1, tokens=shown, source_tokens=unseen)]]
-    stay, same, moved = sc.patch(model, mine, other, sets)
+    stay, same, moved = run_patched(model, mine, other, sets)
     assert_close(stay, same, **EXACT)
 
     steps = [walk(model, model.embed(x), model.at(x), stop=1).end() for x in (mine, other)]

@@ -175,7 +175,10 @@ class ImageModel:
         if isinstance(name, str) and name not in self.classes and re.fullmatch("-?[0-9]+", name):
             name = int(name)
         if not isinstance(name, str):
-            index = operator.index(name)
+            try:
+                index = operator.index(name)
+            except TypeError:
+                raise BadOption("class", name, "a name or a whole number") from None
             if not 0 <= index < self.n_classes:
                 raise BadOption("class index", index, f"0 to {self.n_classes - 1}")
             return index
