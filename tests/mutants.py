@@ -57,7 +57,7 @@ def planted(mutant: dict) -> tuple[bool, str]:
 
 def run_tests(tests: list[str], source: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    paths = f"{source}{os.pathsep}{ROOT / 'src'}"  # the copy comes first
+    paths = os.pathsep.join([str(source), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT

@@ -1,7 +1,7 @@
 """Random one-line bugs, drawn by mutmut, against the tests that run the line.
 
-    python tests/random_mutants.py map                  # which test runs which line: out/lines
-    python tests/random_mutants.py draw 100 --seed 1    # draw, run, and list the survivors
+    python tools/random_mutants.py map                  # which test runs which line: out/lines
+    python tools/random_mutants.py draw 100 --seed 1    # draw, run, and list the survivors
 
 `map` runs the tests once, with coverage. `draw` takes mutations of the four folders that compute,
 evenly over all that mutmut makes, without texts: a message in other letters is no bug that a test
