@@ -130,7 +130,7 @@ def test_caap_by_graph_has_the_bits_of_a_plain_run(dtype, setting):
 def test_a_sweep_neither_copies_from_the_host_nor_waits(setting, gated):
     model, images = tiny(), pictures()
     if gated:
-        model.gates = torch.rand(model.n_layers, model.n_heads)
+        model.gates = torch.rand(model.n_layers, model.n_heads, device=model.device)
     layout = model.check(images)
     chosen, blank = selection(layout.grid), blank_image(model, (64, 64))
     options = dict(setting)
