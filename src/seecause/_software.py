@@ -56,7 +56,7 @@ def check_versions(planned: Mapping[str, str], here: Mapping[str, str] | None = 
     here = versions() if here is None else here
     for what in {**planned, **here} if planned else ():
         if here.get(what) != planned.get(what):
-            expected = f"{planned.get(what)}, with which the run was planned; use the same software"
+            expected = f"{planned.get(what)}, the version that the run was planned with"
             raise BadOption(what, here.get(what), expected)
 
 

@@ -103,8 +103,8 @@ class EditLost(SeecauseError):
 
     def __init__(self, edit: str, part: str, reason: str, versions: str):
         super().__init__(
-            f"the edit {edit!r} does not reach {part}: {reason}. Nothing would be reported"
-            f" truthfully, so it is refused. Installed: {versions}; see docs/symptoms.md."
+            f"the edit {edit!r} does not reach {part}: {reason}. Results would be wrong, so the"
+            f" edit was not applied. Installed: {versions}; see docs/symptoms.md."
         )
 
 

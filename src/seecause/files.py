@@ -1,7 +1,7 @@
 """Files and folders that are complete or absent, and digests.
 
 A file is written beside its place, synced and moved into it. A folder is drafted beside its place;
-replacing an earlier one takes two renames, and `mend_folder` undoes a kill between them.
+replacing an earlier one takes two renames, and `recover_folder` undoes a kill between them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def draft_folder(path: Path) -> Iterator[Path]:
     """An empty folder beside `path`, gone when the block ends; where a kill leaves one, the next
     call for `path` clears it away."""
     path = path.absolute()
-    mend_folder(path)
+    recover_folder(path)
     draft = _draft_of(path)
     try:
         draft.mkdir(parents=True)
@@ -105,7 +105,7 @@ def replace_folder(draft: Path, path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def mend_folder(path: Path) -> None:
+def recover_folder(path: Path) -> None:
     """Undo a replacement that was killed between its two renames, and remove drafts of dead
     processes."""
     path = path.absolute()

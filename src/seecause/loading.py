@@ -145,7 +145,7 @@ def wrap(
     if tokenizer is not None:
         text = TextInput(tuple(classes or ()), tuple(templates or TEMPLATES), tokenizer)
     elif templates is not None:
-        raise BadOption("templates", templates, "None without tokenizer=, which reads them")
+        raise BadOption("templates", templates, "None, or tokenizer= with them")
     name = name or type(module).__name__
     around, (module, stated) = module, native_model(module)
     given = {
@@ -169,7 +169,7 @@ def wrap(
 def need_names(model: ImageModel) -> None:
     """Refuse names that are not one for each class."""
     if model.classes and len(model.classes) != model.n_classes:
-        expected = f"{model.n_classes}, one for each class of {model.name} in its order"
+        expected = f"{model.n_classes} names, one for each class of {model.name} in its order"
         raise BadOption("classes", f"{len(model.classes)} names", expected)
 
 
@@ -180,7 +180,7 @@ def as_view(model: ImageModel | nn.Module) -> ImageModel:
         return model
     if isinstance(model, nn.Module):
         return wrap(model)
-    raise BadOption("model", type(model).__name__, "what sc.load or sc.wrap gives, or a module")
+    raise BadOption("model", type(model).__name__, "a model of sc.load or sc.wrap, or an nn.Module")
 
 
 def rewrap(

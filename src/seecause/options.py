@@ -96,8 +96,9 @@ def with_options(
     more: Mapping[str, Mapping[str, Any]],
     known: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, dict[str, Any]]:
-    """`own` options by name, with `more` of them added. Those with the name "" are added to all
-    that have them in `known`; one that none has is refused."""
+    """`own` options by name, with `more` of them added. Options with the name "" are
+    added to all entries of `known` that have them. Raises BadOption for an option that no entry of
+    `known` has."""
     by_name = {name: dict(own.get(name, {})) for name in {**own, **known}}
     for name, key in [(name, key) for name, options in more.items() for key in options]:
         takers = [taker for taker in known if key in known[taker] and name in ("", taker)]
@@ -171,8 +172,8 @@ def _expected(hint: Any) -> str:
 
 @functools.cache
 def _kind(hint: Any) -> tuple[Callable[[Any], bool], list[str]]:
-    """A test for the values that an annotation says, and words for them; what cannot be typed on a
-    command line has none."""
+    """Returns (test, description) for the values of an annotation. The description is empty for
+    types that cannot be given on the command line."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind is Annotated:
         holds, words = _kind(parts[0])

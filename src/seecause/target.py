@@ -44,8 +44,9 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """One of: classes [B]; classes [B] against others [B]; a function of logits [M, C] -> [M]. All
-    None: the predicted class."""
+    """What is explained: one class per image [B], the difference of the logits of two classes
+    (`classes` and `against`), or a function of logits [M, C] -> [M]. If nothing is set, the
+    predicted class."""
 
     classes: Tensor | None = None
     against: Tensor | None = None
@@ -143,8 +144,8 @@ def parse(model: ImageModel, spec: Spec, batch: int) -> Target:
 
 
 def need_aimed(model: ImageModel) -> None:
-    """Refuse a model that predicts many rows until one of them is chosen: unaimed it would
-    answer for another row than a map explains, or for another one at each step."""
+    """Raises for detectors and segmentation models until a box or region is selected: otherwise
+    the selected output could differ between the prediction and each step of the attribution."""
     if not model.aimed:
         raise NotDefined(
             "one prediction for an image",

@@ -518,8 +518,8 @@ def atman(
         f_ij = (1 - f) (1 - cos_ij) + f   where cos_ij >= kappa and cos_ij >= 0,   else 1
 
     A `kappa` above 1 suppresses i alone. The authors multiply scores less their row's minimum
-    instead, which depends on the range of each row. No gradient is used, and nothing is removed: a
-    suppressed patch still lives in its own row.
+    instead, which depends on the range of each row. No gradient is used. The patch is not
+    removed: its token is still computed, only attention to it is reduced.
     """
     layout = model.check(images)
     h0, at = enter(model, images)

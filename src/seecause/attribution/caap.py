@@ -102,7 +102,8 @@ def caap(
 
     By default `tail` is source, or patched where the model reads no class token, and `layers` go
     from 0 (the embedding) to the last block, or to two thirds of the depth where `tail` is not
-    source. `classes` ("all", or some) asks for the maps of other classes, too.
+    source. `classes` ("all", or a list) selects classes whose maps are returned too
+    (`class_maps`).
     """
     layout = model.check(images)
     plan = make_plan(

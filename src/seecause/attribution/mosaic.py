@@ -10,11 +10,13 @@ S are smooth random sets of patches: uniform noise on cells x cells, bilinear to
 largest entries of it, share drawn from U(0.05, 0.95).
 
 `caap+mosaic` is both in one map: CAAP finds where the object is, mosaic what the prediction depends
-on, and the sum stays near the better of the two in both (docs/results/mosaic.md).
+on. Their sum is close to the better of the two in localization and in faithfulness
+(docs/results/mosaic.md).
 
-A row is a special token under one mask: a mask costs as much as p of the T tokens, three times with
-its derivative. Where no special token is read, the average or the latent query is the row and reads
-final states mixed alike: far less faithful (docs/results/mosaic.md), so prefer CAAP there.
+Each mask computes only the special tokens (p of T tokens), so its cost is p / T of a forward pass,
+or about three times that with the gradient. If the readout uses no special token, the average or
+the latent query is the row and reads the mixed final states. That is far less faithful
+(docs/results/mosaic.md), so prefer CAAP for such models.
 
 Networks of stages mix the feature map after one stage instead of keys:
 
@@ -242,7 +244,7 @@ def masks_on(
 def _made(
     plan: MaskPlan, grid: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The same tensor for every image: what is captured for it is found again."""
+    """The masks on a device. Cached, so that CUDA graphs recorded with this tensor are reused."""
     with torch.inference_mode(False):
         return draw_masks(plan, grid).to(device, dtype)
 

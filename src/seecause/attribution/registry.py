@@ -5,7 +5,8 @@
 
 Its name also goes into `FILES`, so that only its file is imported when the method is used. It is
 called with a normalised batch [B, 3, H, W] and a `Target`, and returns patch scores [B, N]
-in `Maps`, with the target, which need not be bound. A
+as `Maps(scores, target)`; the target may be passed on unchanged (the predicted class is filled in
+later). A
 method is for transformers unless `architectures` says otherwise; functions for different
 architectures may share a name (CAAP). Options are checked against their annotations before the
 method runs (`options.py`).
@@ -73,7 +74,9 @@ class Method:
     needs: str  # of the model, beyond its forward: logits, activations, attention, gradients
     class_specific: bool
     summary: str
-    signed: bool = False  # values below 0 speak against the class, whatever an image's values are
+    # negative values are evidence against the class; maps get a diverging colour scale, even those
+    # whose values are all positive
+    signed: bool = False
 
     @property
     def options(self) -> dict[str, Any]:

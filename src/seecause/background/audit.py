@@ -18,8 +18,8 @@ The verdict follows from the 95 % interval of extra flips (bootstrap over correc
     too few       fewer than `ENOUGH` correct predictions
 
 Each measurement can mislead alone: the mean colour of an image reveals its background, discovered
-masks keep the model's own evidence, grey images look like no other. An exact swap is the one to
-believe.
+masks keep the model's own evidence, grey images look like no other. Prefer
+exact counterfactuals (fill="swap") where the data has them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ SOME = 0.1  # extra flips from which the background matters
 MOSTLY = 0.5  # flips by cutting alone, from which nothing can be told
 ENOUGH = 20  # correct predictions
 OWN = ("own", "discovered")  # masks of the model's own
-RULE_OF_THREE = 3.0  # over n: the 95 % bound on a share of which n draws show none
+# an event that n trials do not show has a probability of at most about 3 / n (95 % upper limit)
+RULE_OF_THREE = 3.0
 PER_IMAGE = 4  # transplants of each kind
 
 
@@ -310,7 +311,7 @@ def masked_or_paired(
         raise BadOption(
             "data",
             f"{labelled.name}: one class only",
-            "images of two classes at least: backgrounds of one class tell nothing apart",
+            "images of at least two classes, whose backgrounds can be exchanged",
         )
     if masks is None and labelled.truth is None:
         raise BadOption(

@@ -14,10 +14,10 @@
    weak cue shows there before it flips a prediction. New trials measure the rest. Findings are
    ranked by flips less control. Kinds that are mostly the same patches count as one.
 
-Parts of the object are kinds, too, and rightly so. Where masks are known, kinds on objects and off
-them are found separately (an object would leave a mark beside it no place among the highest
-patches), and half of the places are for those off them. A kind pasted in, or covered, makes pairs
-that should get the same prediction: what a repair needs.
+Clusters may be parts of the object. If masks are known, patches on and off the object are clustered
+separately, and half of the candidates are reserved for patches off the object; otherwise patches of
+the object would fill the top of the ranking. Pasting or covering a cluster gives pairs of images
+that should get the same prediction, which `repair` needs.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ MAPPED = 32  # images whose maps are made together
 PASTED = 96  # pastes that are predicted together
 QUARTER = 0.25  # of an image that a paste covers at most, where objects are not known
 SAME = 0.5  # overlap (IoU) of patches from which two kinds are one
-TOUCHING = 0.25  # share of the smaller kind that both have, from which they are one
+TOUCHING = 0.25  # clusters that share more than this fraction of the smaller one are merged
 MOSTLY = 0.5  # share on the object from which a kind counts as part of it
 TRIED = 3  # kinds that are measured for each finding that may come of it
 SCREENED = 24  # kinds that are screened for each finding
 SCREEN = 6  # trials of the screening; they are not counted afterwards
 FEWEST = 3  # images that show a kind
-DRAWS = 4  # recipients of which the one whose object is covered least is taken
+DRAWS = 4  # candidate images per trial; the one whose object is covered least is used
 AROUND = 1  # patches around a spot that are pasted with it
-_SOURCE, _RECIPIENT, _CONTROL = 11, 12, 13  # purposes of a hash
+_SOURCE, _RECIPIENT, _CONTROL = 11, 12, 13  # stream identifiers for the random hash
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +205,7 @@ class Discovery(Result):
         """
         chosen = self.findings if places is None else [self.findings[place] for place in places]
         if not chosen:
-            raise BadOption("places", places, "findings; there are none to make pairs of")
+            raise BadOption("places", places, "the index of at least one finding")
         trials, images = [finding.trials for finding in chosen], self.data.images
         others = [part.paste(images, part.sources, part.recipients) for part in trials]
         others += [part.paste(images, part.controls, part.sources) for part in trials]

@@ -192,7 +192,8 @@ class Gains:
 
     fig: Tensor  # [B]
     big: Tensor  # [B]
-    noise_floor: float  # mean JS of the same images in two packings: smaller effects are rounding
+    # mean JS between two runs of the same images in different batches; smaller effects are rounding
+    noise_floor: float
     protocol: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -1,4 +1,4 @@
-"""Heads: what a score for each of them is, which of them go, and what that does.
+"""Head scores, selection of the heads to prune, and evaluation of the pruned model.
 
 A selector is a decorated function in `scoring`, or in another package (entry points
 `seecause.selectors`):
@@ -118,7 +118,7 @@ def penalised(scores: HeadScores) -> HeadScores:
         reason = "FIG without each head was not measured"
         raise NotDefined("the guard", reason, "Score with masks and guard=True")
     drop = scores.after["fig_drop"]
-    # the mean decides whether a head pays: image by image, the penalty would have another mean
+    # the mean over images is clamped: clamped values of single images would have another mean
     effects = scores.effects - (drop > 0) * scores.fig_drops
     value, error = scores.value - drop.clamp_min(0), standard_error(effects)
     return replace(scores, value=value, error=error, effects=effects)
@@ -264,8 +264,8 @@ def absent(model: VisionModel) -> Tensor:
 def over_images(
     run: Callable[[int, int], Tensor], model: VisionModel, images: Tensor, *, holds: int
 ) -> Tensor:
-    """`run(start, stop)` over as many images at once as fit, when a run holds `holds` times what a
-    plain forward does."""
+    """Calls `run(start, stop)` in chunks of images that fit in memory. `holds` is the memory of a
+    run relative to a plain forward pass."""
     each = model.forward_bytes(model.check(images)) * holds
     return run_in_chunks(run, len(images), each, images.device, what="images")
 

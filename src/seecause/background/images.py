@@ -171,12 +171,12 @@ class LabelledImages(PerImage):
             count, *grid = masks.hard.shape
             odd = len(grid) != 2 or any(map(operator.mod, self.size, grid))
             if count != len(self) or odd:
-                expected = f"one for each image of {list(self.images.shape)}, on pixels or patches"
+                expected = f"a mask per image of {list(self.images.shape)}, on pixels or patches"
                 raise BadOption(name, [count, *grid], expected)
         for name in ("other_background", "other_object"):
             other = getattr(self, name)
             if other is not None and other.shape != self.images.shape:
-                expected = f"one for each image: {list(self.images.shape)}"
+                expected = f"one for each image, {list(self.images.shape)}"
                 raise BadOption(name, list(other.shape), expected)
 
     def __repr__(self) -> str:

@@ -83,7 +83,8 @@ Weights = Annotated[
     Limit(lambda weights: min(weights) >= 0, "three numbers of at least 0: for JS, area and TV"),
 ]
 Grid = Annotated[int, Limit(lambda cells: cells >= 2, "at least 2 cells a side")]
-DIGITS = 1e6  # values closer than one part of this are ties: a flat mask stays flat when enlarged
+# values are rounded to 1 / DIGITS, so that interpolation noise does not break ties in a flat mask
+DIGITS = 1e6
 BETAS = (0.9, 0.999)  # of Adam; torch.optim.Adam rounds otherwise, which masks amplify
 TOGETHER = 64  # images whose maps are kept in one file
 SEARCHED = {"cuda": 128, "cpu": 32}  # images searched together: on a GPU, fewer take as long
@@ -314,7 +315,10 @@ def discover_masks(
     cache: str | Path | None = None,
     progress: Advance = no_advance,
 ) -> Masks:
-    """Find the pixels that keep each prediction, by optimisation; the defaults are the paper's.
+    """Find the pixels that preserve each prediction, by optimisation.
+
+    Defaults are the paper's, except that exactly `rho` of the pixels are kept (binarise="topk") and
+    that area and total variation are means.
 
     Args:
         model: A classifier whose classes exclude each other.

@@ -110,7 +110,8 @@ class Candidate:
     layer: LastLayer | None = None  # if nothing but the last layer was changed
 
     def judge(self, original: VisionModel, part: Versions) -> Predictions:
-        """Predictions on images and their versions; of a new last layer, from kept features."""
+        """Predict images and their versions. If only the last layer changed, cached features are
+        reused."""
         if self.layer is not None:
             return part.predict_under(original, self.layer)
         return part.predict(original if self.model is None else self.model)

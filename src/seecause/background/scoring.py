@@ -17,9 +17,9 @@ carries instead:
                versions of an image
 
 `screen` guesses all scores and measures the highest exactly. With a gate g_h on every head, one
-backward pass gives the slope of the response at g = 1 for all heads. A divergence bends where a
-head matters: images with BIG near 0 have no slope although removals can only raise BIG there. So
-BIG and FIG are guessed to second order. With d = log p - log q at the two predictions and
+backward pass gives the gradient of the response at g = 1 for all heads. JS is not linear in the
+gate: where BIG is near 0 its gradient is 0, although removing a head can increase BIG. So BIG and
+FIG are expanded to second order. With d = log p - log q at the two predictions and
 m = (p + q) / 2, the divergence is
 
     JS ~ ln 2 (1 - exp(-x / ln 2)),    x = |d|^2 / 8,    |d|^2 = sum_y m_y (d_y - sum_z m_z d_z)^2
@@ -32,8 +32,8 @@ and x to
 <d, e_h> / 4 is the slope of x, which that of JS gives: dJS / dg = (1 - JS / ln 2) dx / dg. For
 |e_h|^2 one random probe is enough: with random signs s_y, the square of
 sum_y s_y sqrt(m_y) (e_h - m.e_h)_y has that mean, and a second backward pass gives it for all
-heads; images average its noise away. Its weight c would be 1 if predictions moved in a straight
-line and the probe had no noise; 0.6 served best on the images that chose it (docs/decisions.md).
+heads; the mean over images reduces its noise. In theory c = 1 (predictions change linearly, the
+probe has no noise). c = 0.6 gave the best ranking on the tuning images (docs/decisions.md).
 
 `interchange` is the gold score where exact counterfactuals exist. x = (f, b), x' = (f, b') has
 another background. One head of the run on x is given what it carries in the run on x':
@@ -258,7 +258,7 @@ class HeadExperiment:
 def derangement(count: int, seed: int) -> Tensor:
     """For each of `count` images another one: the next in a random circle."""
     if count < 2:
-        expected = "'zero' or 'mean': with one image there is no other to take from"
+        expected = "'zero' or 'mean': resampling needs at least two images"
         raise BadOption("operator", "resample", expected)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     donors = torch.empty_like(order)

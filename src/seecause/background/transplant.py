@@ -52,10 +52,10 @@ log = logging.getLogger(__name__)
 
 Donors = Literal["any", "same-class", "other-class"]
 SOFT = 1 / 150  # deviation of a soft edge, as a share of the image's longer side
-FEWEST_PATCHES = 12  # a side, by which holes are filled, if masks are by pixels
+FEWEST_PATCHES = 12  # patches per side of the fill grid, at least, if masks are of pixels
 FEWEST = 5  # images in a cell whose accuracy counts by itself
 AT_ONCE = 256  # versions that are rendered together
-_DRAW, _FILL = 1, 2  # purposes of a hash
+_DRAW, _FILL = 1, 2  # stream identifiers for the random hash
 _VERSION = re.compile(r"~\d+(\.\w+)?$")  # the end of an id that tells versions of an image apart
 
 
@@ -85,7 +85,7 @@ class Versions:
             other = (donor == 1)[:, None, None, None]
             return torch.where(other, data.other_background[source], images)
         masks = data.masks.hard.to(source.device)
-        holes = _holes(masks[donor], data.size)
+        holes = _erased_regions(masks[donor], data.size)
         background = _filled(data.images[donor], holes, self.seed, source, self.number[rows])
         shapes = masks[source][:, None]
         if shapes.shape[-2:] == data.size:
@@ -166,7 +166,7 @@ def transplant(
         raise BadOption("masks", None, "object masks: data.with_masks(object_masks(...))")
     masks, device = data.masks.hard, data.images.device
     objects = masks.flatten(1).any(dim=1) & ~masks.flatten(1).all(dim=1)
-    grounds = ~_holes(masks, data.size).flatten(1).all(dim=1)
+    grounds = ~_erased_regions(masks, data.size).flatten(1).all(dim=1)
     # drawn on the CPU: one image at a time would wait for the device a thousand times
     classes = (data.need_labels() if classes is None else classes).cpu()
     source, donor, number = _draw(classes, objects.cpu(), grounds.cpu(), per_image, donors, seed)
@@ -353,7 +353,7 @@ def origins(ids: Sequence[str]) -> Tensor:
     return torch.tensor([numbers[name] for name in names])
 
 
-def _holes(masks: Tensor, size: tuple[int, int]) -> Tensor:
+def _erased_regions(masks: Tensor, size: tuple[int, int]) -> Tensor:
     """What is filled of each background, [n, gh, gw]: the mask grown by one patch; the mask alone
     where nothing would be left. Of masks as fine as the images, every patch that they touch."""
     share = masks[:, None].float()

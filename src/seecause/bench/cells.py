@@ -60,7 +60,7 @@ SCHEMA = 7  # of the rows; another number makes every cell new
 MEMORY = {"cpu": 64 << 20, "cuda": 8 << 30}
 CLASSES = ("label", "target", "predicted")  # columns; null where not known
 PAPER = ("insertion", "deletion", "ins-del", "aupr1", "aupr0", "pointing")
-UNDEFINED = "not defined for this image"  # unlike a value that could not be computed
+UNDEFINED = "not defined for this image"  # recorded if a metric returns NaN without an error
 PARTS = (
     *("correctness", "contrastivity", "csdc"),
     *("preservation", "deletion", "distractibility"),
@@ -128,7 +128,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Plan:
-    """A request with nothing left open, what model and data turned out to be, and the cells.
+    """A resolved request, the fingerprints of model and data, and the cells to compute.
 
     It is the `Job` of its cells: a worker opens model and data with it.
     """

@@ -41,7 +41,7 @@ REACHED = 5.0  # seconds for a cluster to answer
 RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # workers of Ray's niceness, 15, starve on a busy machine and are given up while they start
+    # Ray starts workers with niceness 15; on a busy machine they start too slowly, and it gives up
     "RAY_worker_niceness": "0",
     "RAY_worker_register_timeout_seconds": "600",
 }
@@ -177,7 +177,7 @@ def run_cells(
         ray: A Ray cluster: "auto" for the one that is running, "local", or HOST:PORT.
         resources: Of each Ray task: num_cpus, num_gpus, memory (bytes).
         progress: Called with the number of images of each cell that ended.
-        evaluate: The job as it is opened in this process, if it is.
+        evaluate: The result of `job.open()`, if it was already called in this process.
 
     Raises:
         BadOption: If a cell raises it: a mistake of the command ends the run. Any other error of a

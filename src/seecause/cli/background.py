@@ -88,9 +88,9 @@ class Scoring:
         by: How heads are chosen: cigma, taylor, gating and others (`seecause list selectors`).
         fill: What replaces the background (the paper: mean); swap: other versions of the images, of
             Critters and pairs.
-        option: An option of the selector (temperature=2, screen=16, guard=false), of discovery
-            (masks.steps=100), or of the sample of correct images (sample.share=0.4,
-            sample.cap=512); repeat for more.
+        option: An option of the selector (temperature=2, screen=16, guard=false), of discovered
+            masks (masks.steps=100), of the sample of correct images (sample.share=0.4,
+            sample.cap=512), or of heads prune (form=sliced, draws=20); repeat for more.
     """
 
     by: str = "cigma"
@@ -131,8 +131,8 @@ def audit(
     PATH/masks or --masks-from a network. Writes a page (index.html) with a verdict and the worst
     images, and audit.csv.
 
-    A limit is met if the whole 95 % interval meets it; the exit code is 3 if one is not, and 1 if
-    images could not be read.
+    The exit code is 3 if a limit is not met (the whole 95 % interval must meet it), and 1 if an
+    image could not be read.
 
     For example: seecause audit --model FOLDER --data folder:PATH --max-flips 0.1 --masks-from
     timm:vit_base_patch16_224
@@ -191,7 +191,7 @@ def repair(
     model: ModelName = BIASED,
     reading: Reading = Reading(),
     data: Data = TRAIN,
-    test: Data | None = None,
+    test: str | None = None,
     limit: Limit = 256,
     masks_from: MasksFrom = None,
     remedies: str = "last-layer,directions",
@@ -204,20 +204,20 @@ def repair(
     """Repair a model that predicts from the background, without group labels: remedies learn from
     objects on other backgrounds, and the best on held-out ones is kept.
 
-    Writes OUT/model (a native checkpoint, its card, a page with images before and after). Killed,
-    the same command goes on: maps of objects and the state of fine-tuning wait in OUT.work.
+    Writes OUT/model (a native checkpoint, its card, a page with images before and after). If the
+    command is killed, running it again resumes from object masks and training states in OUT.work.
     `torchrun --nproc_per_node=8 -m seecause repair ...` fine-tunes on many GPUs.
 
     For example: seecause repair --model FOLDER --data folder:PATH --masks-from timm:NAME --remedies
     last-layer,fine-tune --out repaired
 
     Args:
-        test: Data to report on. Default: a fifth of --data.
+        test: Dataset to report on. Default: a fifth of --data.
         remedies: What to try: last-layer, directions, heads, fine-tune; with --groups dfr; or all.
         option: An option of a remedy (fine-tune.epochs=3) or of the masks (masks.method=caap,
             masks.weights=FILE), or per_image=N transplants of each image; repeat for more.
         groups: Use group labels, and choose by the worst group.
-        force: Repair also where there is nothing to repair.
+        force: Apply remedies even if the audit finds no dependence on the background.
     """
     from seecause.background.repair import ASKED_INSTEAD, IN_WORDS, repair as repair_model
     from seecause.data.batch import take_names
@@ -402,7 +402,7 @@ def prune(
     model: ModelName = BIASED,
     reading: Reading = Reading(),
     data: Data = TRAIN,
-    test: Data = TEST,
+    test: str = TEST,
     limit: Limit = 64,
     top: str = "0.1",
     scoring: Scoring = Scoring(),
@@ -420,7 +420,7 @@ def prune(
     For example: seecause heads prune --data waterbirds:PATH:train --test waterbirds:PATH:test
 
     Args:
-        test: Data to measure the result on; not that of --data.
+        test: Dataset to measure the pruned model on; its images must differ from those of --data.
         top: Heads to remove at most: a count such as 16, or a share such as 0.1.
     """
     from seecause.background import prune_and_test
@@ -505,7 +505,8 @@ def mask_source(
 
 @contextmanager
 def working_folder(out: Path) -> Iterator[Path]:
-    """OUT.work, which is removed when the block ends well: killed, the same command goes on."""
+    """Yields the folder OUT.work and removes it on success. If the command is killed, running it
+    again resumes from this folder."""
     work = out.absolute().with_name(f"{out.absolute().name}.work")
     yield work
     shutil.rmtree(work, ignore_errors=True)

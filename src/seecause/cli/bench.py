@@ -17,7 +17,7 @@ from seecause.cli.shared import (
     Device,
     Limit,
     ModelName,
-    Output,
+    Printing,
     Reading,
     Values,
     by_name,
@@ -70,7 +70,7 @@ def run(
     option: Values = None,
     workers: Workers = Workers(),
     out: RunFolder = Path("bench"),
-    output: Output = Output(),
+    output: Printing = Printing(),
 ) -> int:
     """Run attribution methods over a dataset and measure them. The same command again continues
     where it stopped; the exit code is 1 if any number is missing.
@@ -122,7 +122,7 @@ def report(
     /,
     *,
     against: str | None = None,
-    output: Output = Output(),
+    output: Printing = Printing(),
 ) -> int:
     """Print the table, and write RUN/index.html, table.csv, table.tex, table.md and rows.csv (every
     number) from what is finished. The exit code is 1 while anything is missing.
@@ -152,7 +152,7 @@ def reproduce(
     device: Device = "auto",
     workers: Workers = Workers(),
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
-    output: Output = Output(),
+    output: Printing = Printing(),
 ) -> int:
     """Compute a table of the papers, or of this project's own evidence, again. The same command
     continues where it stopped; the exit code is 1 while anything is missing.
@@ -176,7 +176,7 @@ def reproduce(
     return _finish(state, {"out": str(folder)}, [f"table: {folder / 'table.csv'}"], output)
 
 
-def _finish(state: Status, facts: dict[str, Any], lines: list[str], output: Output) -> int:
+def _finish(state: Status, facts: dict[str, Any], lines: list[str], output: Printing) -> int:
     """Say what is missing and why, also when quiet, and how far the run is."""
     from seecause.report.bench import missing_rows
 
@@ -191,7 +191,7 @@ def _finish(state: Status, facts: dict[str, Any], lines: list[str], output: Outp
     return output.finish(facts, lines, code=0 if state.complete else INCOMPLETE)
 
 
-def _print_table(folder: Path, output: Output) -> None:
+def _print_table(folder: Path, output: Printing) -> None:
     """Print table.md with columns of one width; what is bold has a star."""
     import re
 

@@ -15,6 +15,7 @@ from seecause.cli.shared import (
     Device,
     Out,
     Output,
+    Printing,
     Seed,
     Values,
     by_name,
@@ -94,7 +95,7 @@ def train(
     training_: Training = Training(),
     config: Path | None = None,
     option: Values = None,
-    output: Output = Output(),
+    output: Printing = Printing(),
 ) -> int:
     """Train both stages together. The best epoch is chosen on validation; the test split is never
     read.
@@ -151,7 +152,7 @@ def evaluate(
     limit: Count | None = None,
     option: TestOption = None,
     device: Device = "auto",
-    output: Output = Output(),
+    output: Printing = Printing(),
 ) -> int:
     """AA, WGA, AUC, mIoU and Kp on the test split, plain and with the intervention that validation
     recommends.
@@ -185,7 +186,7 @@ def intervene(
     limit: Count | None = None,
     option: TestOption = None,
     device: Device = "auto",
-    output: Output = Output(),
+    output: Printing = Printing(),
 ) -> int:
     """Test the network with parts removed, with untrusted tokens rejected, or both.
 
@@ -204,7 +205,9 @@ def intervene(
     return _evaluate(network, device, option, output, data=data, limit=limit, intervention=change)
 
 
-def _evaluate(network: str, device: Device, option: Values, output: Output, **settings: Any) -> int:
+def _evaluate(
+    network: str, device: Device, option: Values, output: Printing, **settings: Any
+) -> int:
     """Measure a network, and print the numbers as a table."""
     from seecause.faithful import evaluate as evaluate_network, open_network
     from seecause.report.background import known_rows
@@ -262,7 +265,7 @@ def parts(
     )
 
 
-def export(network: Network, folder: Path, /, *, output: Output = Output()) -> int:
+def export(network: Network, folder: Path, /, *, output: Printing = Printing()) -> int:
     """The best network in a plain folder: a card (JSON) and weights (safetensors), which
     sc.load(FOLDER) reads.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from seecause.cli.shared import ModelName, Output, Reading, print_table
+from seecause.cli.shared import ModelName, Printing, Reading, print_table
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def doctor(
     model: ModelName = "",
     reading: Reading = Reading(),
     list_classes: bool = False,
-    output: Output = Output(),
+    output: Printing = Printing(),
 ) -> int:
     """Check a model's view against the model itself and print what was found; without --model,
     describe this machine.
@@ -138,7 +138,7 @@ def list_names(
     name: Annotated[str, Parameter(name="NAME")] = "",
     /,
     *,
-    output: Output = Output(),
+    output: Printing = Printing(),
 ) -> int:
     """List what can be named in the other commands, with what it needs and costs.
 

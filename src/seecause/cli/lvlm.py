@@ -14,6 +14,7 @@ from seecause.cli.shared import (
     Count,
     Out,
     Output,
+    Printing,
     Values,
     Where,
     loading,
@@ -52,8 +53,8 @@ class Asked:
     Attributes:
         question: What to ask about the image.
         bank: A folder that `seecause lvlm bank` wrote.
-        calibration: Calibration images, folders or quoted globs, whose average such heads see;
-            repeat for more. Default: Critters, for a model of Critters.
+        calibration: Calibration images (files, folders or quoted globs; repeat for more). Ablated
+            heads attend to their average. Default: Critters, for a model of Critters.
     """
 
     question: str
@@ -75,15 +76,15 @@ class Asked:
         given = (self.bank is not None) + bool(self.calibration)
         if given > 1 or not (given or self.knows_critters):
             expected = (
-                "about a hundred images like those the model is asked about, whose average ablated"
-                " heads see, or else --bank"
+                "about a hundred images similar to the explained ones (ablated heads attend to"
+                " their average), or --bank"
             )
             raise BadOption("--calibration", self.calibration, expected)
         if self.bank is not None and not self.bank.is_dir():
             raise BadOption("--bank", str(self.bank), "a folder that `seecause lvlm bank` wrote")
         find_images(self.calibration or [])
 
-    def open(self, image: str, output: Output) -> tuple[PILImage, LVLM]:
+    def open(self, image: str, output: Printing) -> tuple[PILImage, LVLM]:
         """The image and the model."""
         from seecause.data.dataset import open_image
 
@@ -111,7 +112,7 @@ class Masking:
     Attributes:
         how: How coefficients are estimated. derivative: their mean over masks, in seconds; fit: the
             paper's elastic net, thousands of masks.
-        masks: Masks. Default: 64; with fit 10000.
+        masks: Number of random masks. Default: 64, or 10000 with --how fit.
         p: Share of heads, or image tokens, that a mask ablates.
     """
 
@@ -148,7 +149,7 @@ def trace(
         answer: The answer to explain. Default: the model's own.
         position: Which token of the answer, from 0 on; those before it are taken as said.
         floor: The least the image must move the answer, in logits.
-        heads_only: Leave out words and image tokens, which takes half the time.
+        heads_only: Compute head coefficients only. Halves the run time.
     """
     from seecause.lvlm import MaskEngine, trace_answer
     from seecause.lvlm.attribute import masked_runs
@@ -259,10 +260,10 @@ def edit(
     blind: bool = False,
     redirect: str | None = None,
     length: Count = 24,
-    output: Output = Output(),
+    output: Printing = Printing(),
 ) -> int:
-    """What does the model say when some heads see something else? The edit lasts through its own
-    `generate`.
+    """Generate an answer while selected heads attend to the average image (--blind) or to another
+    image (--redirect). The edit stays in place during the model's own `generate`.
 
     For example: seecause lvlm edit critters:clean:test#3 --question "What is it?" --heads
     "(0, 4), (1, 1)" --redirect critters:clean:test#5

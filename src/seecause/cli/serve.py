@@ -120,11 +120,11 @@ def serve(
     samples = find_images(list(image or []))
     for path in runs or []:
         if not path.is_dir():
-            raise BadOption("--runs", str(path), "a folder that is there")
+            raise BadOption("--runs", str(path), "an existing folder")
     read_as = reading.options()
     given = [*(["--weights"] * (reading.weights is not None)), *(f"--{name}" for name in read_as)]
     if given and len(model or ()) != 1:
-        raise BadOption(given[0], "for several models", "one --model beside it")
+        raise BadOption(given[0], f"for {len(model or ())} models", "exactly one --model")
     if not data and any(spec.startswith("builtin:") for spec in model or EMBEDDED):
         data = list(AUDITED)
     bound_socket(host, port).close()  # a port that is taken is named before models are loaded

@@ -72,7 +72,8 @@ MasksFrom = Annotated[
     Parameter(
         help="Where object masks come from: another network (timm:NAME, hf:NAME, builtin:NAME, a"
         " folder), given (masks of the data), own (the model's maps, not to be trusted) or"
-        " discovered. Default: masks or pairs of the data."
+        " discovered. Default: masks or pairs of the data; heads score and heads prune"
+        " otherwise use discovered masks, which takes minutes."
     ),
 ]
 
@@ -143,17 +144,14 @@ class Reading(Where):
 
 @Parameter(name="*", group=WRITING)
 @dataclass(frozen=True, kw_only=True)
-class Output:
-    """What a command prints, and what it may overwrite.
+class Printing:
+    """How a command prints its result.
 
     Attributes:
-        overwrite: Write into --out even if it holds other things; files of the same names are
-            replaced.
         quiet: Print nothing but errors.
         json: Print one JSON object, for programs, instead of text.
     """
 
-    overwrite: bool = False
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False
     json: bool = False
 
@@ -170,11 +168,6 @@ class Output:
         """A progress bar, as the library's `progress` arguments take it."""
         return counting(what, total, quiet=self.quiet)
 
-    def check(self, out: Path) -> None:
-        """Refuse, before any work is done, a folder that cannot be written."""
-        if check_out(out, overwrite=self.overwrite):
-            self.say(f"the earlier result in {out} is replaced at the end")
-
     def finish(
         self,
         facts: Mapping[str, Any],
@@ -190,6 +183,24 @@ class Output:
         if self.json:
             print(json_text.dumps(plain(facts), indent=2))
         return code or (INCOMPLETE if skipped else 0)
+
+
+@Parameter(name="*", group=WRITING)
+@dataclass(frozen=True, kw_only=True)
+class Output(Printing):
+    """How a command prints its result, and whether it may overwrite files in --out.
+
+    Attributes:
+        overwrite: Write into --out even if it contains other files; files of the same names are
+            replaced.
+    """
+
+    overwrite: bool = False
+
+    def check(self, out: Path) -> None:
+        """Refuse, before any work is done, a folder that cannot be written."""
+        if check_out(out, overwrite=self.overwrite):
+            self.say(f"the earlier result in {out} is replaced at the end")
 
     def write(
         self,
@@ -310,12 +321,12 @@ def warn_outside(model: str, images: Sequence[str], *, suggest: str) -> None:
 def check_out(out: Path, *, overwrite: bool = False) -> bool:
     """Refuse, before any work is done, a place that cannot be written or holds other things.
     Returns whether an earlier result is there, which the new one will replace."""
-    from seecause.files import mend_folder
+    from seecause.files import recover_folder
 
     above = next(place for place in out.absolute().parents if place.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
-        raise BadOption("--out", str(out), f"a place that can be written; {above} is not")
-    mend_folder(out)  # after a command that was killed
+        raise BadOption("--out", str(out), f"a folder that can be written; {above} is not")
+    recover_folder(out)  # after a command that was killed
     if out.exists() and not out.is_dir():
         raise BadOption("--out", str(out), "a folder; this is a file")
     occupied = out.is_dir() and any(out.iterdir())

@@ -96,7 +96,8 @@ class Dataset(Protocol):
         ids, labels      of all samples, known without reading them
         digests(a, b)    of samples a to b: each changes when its sample does
         latents(a, b)    with "counterfactuals": what samples a to b are drawn from (Critters)
-        other(index)     with "pairs": the second version of a sample, to be predicted alike
+        other(index)     with "pairs": the second image of pair `index`; the model should predict
+                         the same class for both
         places           names of the second code of groups
         take(rows)       some samples, as a dataset; `Subset` is used without it
     """

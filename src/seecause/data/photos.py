@@ -360,7 +360,7 @@ def paired(data: Dataset, change: Change | Dataset, *, name: str | None = None) 
         True
     """
     if not callable(change) and len(change) != len(data):
-        expected = f"as many as {data.name} has: {len(data)}"
+        expected = f"{len(data)} images, as many as {data.name} has"
         raise BadOption("change", f"{len(change)} images", expected)
     name = name or f"{data.name} and its other version"
     return PairedData(name, data, tuple(range(len(data))), change)

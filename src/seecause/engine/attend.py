@@ -36,8 +36,8 @@ class Groups:
     """Rows in consecutive groups of different sizes [G], packed without padding; everything else
     follows and is made once, on `device`.
 
-    Sizes that live on a device are fetched only where they are asked for: `starts` never waits, nor
-    does `longest` where a bound, which no size exceeds, is given.
+    Group sizes are copied to the host only when `sizes` is read. `starts` never synchronises;
+    `longest` does not either if `bound` (an upper limit of the sizes) is given.
     """
 
     def __init__(self, sizes: Tensor, device: torch.device | str, *, bound: int | None = None):
@@ -262,8 +262,8 @@ def _own_part(q: Tensor, own: Own, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def _even_part(q: Tensor, own: Own, scale: float) -> tuple[Tensor, Tensor]:
-    """The same for groups of one size, without an index: products of a few rows each are sums, for
-    thousands of tiny matrix products take longer."""
+    """`_own_part` for groups of equal size. Uses elementwise multiplication and a sum instead of
+    `bmm`, which is slow for thousands of tiny matrices."""
     share, count = q.shape[1] // own.k.shape[1], len(own.keys)
     q, k, v = (wide(x).unflatten(2, (count, -1)) for x in (q, own.k, own.v))  # [B, H, G, g, dh]
     if share > 1:
@@ -296,7 +296,7 @@ def _shared(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _bank_scores(q: Tensor, bank: Bank, scale: float) -> Tensor:
-    """The same of a bank, -inf where a key is not seen."""
+    """Attention scores of q against the keys of `bank`; -inf for keys that are masked out."""
     scores = _scores(q, bank.k, scale)
     if bank.bias is not None:
         scores = scores + bank.bias

@@ -239,7 +239,7 @@ def _with_blocks(model: ImageModel) -> VisionModel:
 
 
 def _check(model: VisionModel, site: Site, tokens: int) -> None:
-    """Refuse what would be ignored, or would change another place than is named."""
+    """Raises for settings of a site that would be ignored or would change other values."""
     if site.kind not in get_args(Kind):
         raise BadOption("kind", site.kind, f"one of {', '.join(get_args(Kind))}")
     if not 0 <= site.layer < model.n_layers:
@@ -249,7 +249,7 @@ def _check(model: VisionModel, site: Site, tokens: int) -> None:
     if site.source_tokens is not None:
         places = tokens if site.tokens is None else len(site.tokens)
         if site.kind != "resid" or len(site.source_tokens) != places:
-            expected = f"of kind resid, as many as tokens ({places})"
+            expected = f"as many source tokens as tokens ({places}), at a site of kind resid"
             raise BadOption("source_tokens", site.source_tokens, expected)
 
 

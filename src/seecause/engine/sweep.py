@@ -115,8 +115,8 @@ class TokenSets:
 
     @cached_property
     def _columns(self) -> Tensor:
-        """What each grouped row is, [R], on the CPU: one of the special tokens, or the chosen token
-        by its number behind them."""
+        """Column index [R], on the CPU, of each packed row: first the special tokens, then all
+        tokens, offset by the number of special tokens."""
         special = torch.ones(len(self), len(self.special), dtype=torch.bool)
         return torch.cat([special, self.sets], dim=1).nonzero()[:, 1]
 
@@ -208,7 +208,8 @@ def selection(grid: tuple[int, ...], select: Select | Tensor = "box1") -> Tensor
 
 @lru_cache(maxsize=32)
 def _around(grid: tuple[int, ...], select: Select) -> Tensor:
-    """The same object for the same grid: what follows from it is kept."""
+    """The patches [N, N] around each patch. Cached, because token sets are cached by the identity
+    of this tensor."""
     places = torch.cartesian_prod(*map(torch.arange, grid))  # [N, 2 or 3]
     apart = (places[:, None] - places).abs()
     if select == "manhattan1":
@@ -283,7 +284,7 @@ class Sweep:
             return self._recompute(sets, z)
         if unfinished:
             rows, z = self._grouped_rows(sets, z)
-        # the chosen tokens are no longer the context's when the prediction is read
+        # unless the tail is "blank", the readout must read the new states of the chosen tokens
         replaced = plan.tail != "blank" or plan.stop >= layers
         return self._read(sets, rows, z, sets.marked & replaced)
 

@@ -10,7 +10,8 @@ model state, size and blank, and reused; any change of a weight or gate is notic
     noise           independent Gaussian pixels with the mean and deviation the model expects
     blur-noise      the same noise, blurred by a Gaussian of 1/28 of the side and brought back to
                     that deviation
-    tensor          any image, or one for each image: its other version, for one (pairs)
+    tensor          one image for all inputs, or one per input, for example the second image of
+                    each pair
 
 Attentions are numbered like blocks, 0 to L-1. A latent pool is one more, number L: its queries are
 no tokens, so its matrix [B, H, Q, T] is not square and nothing is added to it by a residual path.
@@ -296,7 +297,7 @@ def check_start(model: VisionModel, start: int) -> None:
     """Complain about an attention that the model does not have."""
     if not 0 <= start < n_attentions(model):
         raise BadOption(
-            "start", start, f"0-{n_attentions(model) - 1}, the first attention that counts"
+            "start", start, f"0-{n_attentions(model) - 1}, the index of the first attention to use"
         )
 
 
@@ -384,9 +385,9 @@ def need_gradients(
     *,
     remedy: str = "Use method='caap', which takes no gradient",
 ) -> None:
-    """Refuse a model of which some part returns what has no gradient: a residual path passes one
-    around it, so that results would be wrong without an error. Each state of the model is checked
-    once."""
+    """Raises if a submodule returns a tensor that is detached from the graph (as quantised layers
+    do). Gradients would still flow through the residual connection, so that results would be wrong
+    without an error. Each state of the model is checked once."""
     if not isinstance(model, VisionModel):
         return
     key = model.state_key()
@@ -406,7 +407,8 @@ def need_gradients(
 
 
 def part_without_gradient(blocks: Sequence[Block], state: Tensor, at: At) -> str | None:
-    """The first part of a block that no gradient passes, tried with rows [1, R, D]."""
+    """Returns the name of the first submodule whose output has no gradient, or None. `state`
+    [1, R, D] is the test input."""
     with torch.inference_mode(False), torch.enable_grad():
         h = state.detach().clone().requires_grad_()
         for block in blocks:

@@ -2,7 +2,7 @@
 intervention that is given or recommended by validation.
 
 Key points of birds (Kp, NMI and ARI) are those of PDiscoFormer and iFAM, as defined in
-`metrics/keypoints.py`. The regression is fitted on CUB's training images, also where Waterbird200
+`metrics/annotations.py`. The regression is fitted on CUB's training images, also where Waterbird200
 is tested, whose images are CUB's birds on other backgrounds. Tokens that an intervention rejects
 are background in the maps of both sets; a part that is dropped from the mask stays in the maps.
 """
@@ -46,7 +46,7 @@ from seecause.faithful.interventions import (
     try_interventions,
 )
 from seecause.faithful.net import IFAM, By, IFAMOutput, Intervention
-from seecause.files import mend_folder, write_json
+from seecause.files import recover_folder, write_json
 from seecause.loading import ZOO, only_card, read_json, saved
 from seecause.metrics.annotations import (
     Overlap,
@@ -285,7 +285,7 @@ class TrainedNetwork:
         if instead is not None:
             return open_data(instead, limit=limit)
         if self.data is None:
-            expected = "one whose card names its training data, or no interventions"
+            expected = "a network whose card names its training data, or no interventions"
             raise BadOption("network", self.name, expected)
         return open_split(self.data, split, limit=limit)
 
@@ -318,7 +318,7 @@ def open_network(name: str, *, device: str | torch.device = "cpu") -> TrainedNet
         folder, stem = ZOO, builtin
     else:
         folder = Path(name) if run is None else run / BEST
-        mend_folder(folder)
+        recover_folder(folder)
         stem = only_card(folder).stem
     net = saved(folder, stem, kind="builtin model").module
     if not isinstance(net, IFAM):

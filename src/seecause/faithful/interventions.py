@@ -130,7 +130,7 @@ def intervene(
     if quantile is not None and (quantile, by) not in net.thresholds:
         known = ", ".join(f"{q} by {what}" for q, what in sorted(net.thresholds)) or "none"
         call = f"call calibrate(net, training_images, {quantile}, by={by!r})"
-        raise BadOption("quantile", quantile, f"a calibrated one (known: {known}); {call}")
+        raise BadOption("quantile", quantile, f"a calibrated quantile (known: {known}); {call}")
     with _applied(net, Intervention(dropped, quantile, by)):
         yield net
 

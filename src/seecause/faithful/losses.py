@@ -5,8 +5,8 @@ total = c1 CE(parts) + c2 CE(stage 2) + presence + 2 background + total variatio
 
 The losses that shape parts are on the soft maps A [B, K + 1, gh, gw] of the plain image:
 
-presence         every part is somewhere in the batch    1 - mean_k max_{b, i, j} pool_3x3(A_k)
-background       it is at the border of every image      -log max_ij m_ij pool_3x3(A_bg)
+presence         each part is active in some image       1 - mean_k max_{b, i, j} pool_3x3(A_k)
+background       active near the border of each image    -log max_ij m_ij pool_3x3(A_bg)
 total variation  maps are of one piece                   differences of neighbours, per patch
 entropy          every patch decides                     -sum_k A_k log A_k
 equivariance     parts move with the image               1 - cosine(A, A of the warped image, back)
@@ -84,8 +84,8 @@ def objective(
     moved: Affine | None = None,
     weights: LossWeights | None = None,
 ) -> dict[str, Tensor]:
-    """Every loss by name, unweighted, and their weighted `total`. `moved` is the map that made the
-    images `out.warped_maps` are of."""
+    """Every loss by name, unweighted, and their weighted `total`. `moved` is the affine map
+    that was applied to the images of `out.warped_maps`."""
     weights, embeddings, form = weights or LossWeights(), out.embeddings, net.options.orthogonality
     if form == "prototypes":  # as if they were the parts of one image
         embeddings = wide(net.stage1.prototypes).T[None]  # [1, D, K + 1]
@@ -123,7 +123,7 @@ def background_loss(maps: Tensor) -> Tensor:
     border; logarithms end at -100."""
     pooled = _pooled(maps[:, -1:])[:, 0]
     strongest = (pooled * border(*pooled.shape[1:], like=pooled)).flatten(1).max(dim=1).values
-    # no number fails here otherwise, without a name; the other losses still show it
+    # NaN would raise an unclear error in `binary_cross_entropy`; the other losses still show NaN
     strongest = strongest.nan_to_num(0.0).clamp(0, 1)
     return F.binary_cross_entropy(strongest, torch.ones_like(strongest))
 

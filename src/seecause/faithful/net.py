@@ -465,7 +465,7 @@ def load(folder: str | Path, name: str = "ifam") -> IFAM:
 
 
 def from_card(card: dict[str, Any], state: dict[str, Tensor], source: str) -> Source:
-    """Build a network from its card and its weights (`models/load.py` calls this)."""
+    """Build a network from its card and its weights (called by `loading.py`)."""
     architecture, frame = card["architecture"], card["preprocess"]
     backbone, arguments = architecture["backbone"], dict(architecture["arguments"])
     if card["classes"]:

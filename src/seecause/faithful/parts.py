@@ -15,9 +15,9 @@ gradient:
 
     hard = [max_k Y_k >= Y_background],    s = hard + S - stop_gradient(S),   S = sum_k Y_k
 
-At test time tokens can be rejected by a limit for each part. A limit is a quantile, usually the
-value of some token, whose last bits change with the batch and the processor, so a token within
-`TIE` of its limit passes.
+At test time tokens can be rejected by a limit for each part. Limits are quantiles, so they often
+equal the value of one token. Tokens within `TIE` of the limit are accepted, so that rounding does
+not change the result.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ soft   bias log(f_j + 1e-10): every key is read a little (an ablation)
 
 Views of networks of these stages make every method and metric work on them.
 Two stages: the mask of stage 1 is a fact about tokens (models/block.py), which goes into the blocks
-of stage 2 and hides keys wherever a method puts them. It follows the pixels that a method changes;
-its gradient is not followed. One stage (PDiscoFormer): the shares of a patch in all parts depend on
-that patch alone, so its features times its shares are a row, the mean over patches is the part
-embeddings, and the votes are a head.
+of stage 2 and hides keys wherever a method puts them. It is recomputed when a method changes the
+pixels, but no gradient flows through it. One stage (PDiscoFormer): the shares of a patch in all
+parts depend on that patch alone, so its features times its shares are a row, the mean over patches
+is the part embeddings, and the votes are a head.
 """
 
 from __future__ import annotations
@@ -165,7 +165,9 @@ _TOKENS = re.compile(
     r"|pos(ition|itional)?_embed\w*)(\.weight)?$"
 )
 _STEP = 32  # packed rows come in multiples of at least so many
-_FEW = 512  # so few rows take no longer than fewer would: how many are needed is not asked for
+# up to this many rows, all are run and not counted (that would synchronise with the device):
+# smaller batches are not faster
+_FEW = 512
 # parameters that no patch or class token depends on
 _UNUSED = re.compile(r"(^|\.)(pooler|mask_token)(\.|$)")
 

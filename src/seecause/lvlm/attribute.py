@@ -5,7 +5,7 @@ beta_n   mean of F over masks with head n on, less the mean with it off, the oth
          (a q-weighted Banzhaf value)
 
 A mask x leaves each entry on with probability 1 - p; F(x) is the response. Two estimators
-(section 3.3):
+(sections 4.1 and A.3):
 
 fit         F(x) ~ x . beta + b, the paper's elastic net on 80 % of the masks; R2 and Pearson's
             correlation on the others
@@ -19,7 +19,7 @@ derivative  beta_n = mean over masks of dF/dm_n at m = s + (1 - 2 s) x. One back
 
 Both compare the coefficients of two halves of the masks (`agreement`).
 
-Whether a ranking of heads holds (section 4.1): heads are switched on, or off, one after the other,
+Whether a ranking of heads is valid (section 4.2): heads are switched on, or off, one by one,
 highest first; x^(k) has the top k on:
 
 faithfulness F(x^(k)) -> 1        k_faith = min {k : F(x^(k)) > 0.8}: the heads that are enough
@@ -167,7 +167,7 @@ def estimate(
     """Coefficients [P] from masks [M, P] and responses [M]: by the mean derivative where the first
     masks have `slopes` [K, P], else by the elastic net."""
     if not all(bool(x.isfinite().all()) for x in (responses, slopes) if x is not None):
-        raise BadOption("responses", "NaN or infinite", "finite ones: the model's logits are not")
+        raise BadOption("responses", "NaN or infinite", "finite values, which need finite logits")
     responses = responses.double().cpu()
     if slopes is None:
         return fit(masks, responses, seed=seed, device=device)

@@ -1,5 +1,5 @@
-"""The average image: what a head sees when it may not see the image (head attribution, section
-3.1).
+"""The average image, to which an ablated head attends in place of the image (mean ablation; head
+attribution, section A.2).
 
 Keys and values of image tokens, averaged token by token over calibration images. Keys are averaged
 before rotation, so they can be put at any position. Images of different shapes have different

@@ -35,7 +35,7 @@ from seecause.models.decoder import SWAP, TABLE, Decoder, rotate, run, sees_all_
 _HALF = (torch.float16, torch.bfloat16)
 _AMPERE = (8, 0)  # the first with the fused kernel
 _HOPPER = 9
-_LEAST = 1e-20  # of a soft weight: where it is 0, its logarithm has no derivative
+_LEAST = 1e-20  # lower bound of soft weights: log(0) has no finite gradient
 
 
 def read_shared(

@@ -1,5 +1,5 @@
 """Thousands of masked copies of one answer, from one run of the image (head attribution, sections
-3.1 and 3.2).
+4.1, A.2 and A.3).
 
 A mask says which heads (x), for which text rows (u), see which image tokens (v); what may not see a
 token sees the average image's instead:
@@ -7,10 +7,11 @@ token sees the average image's instead:
     text row i at head n reads image token j where x_n = u_i = v_j = 1, else its average (eq. 8)
     a = logit of the answer - mean logit of the vocabulary,    F = (a - a(0)) / (a(1) - a(0))
 
-Nothing up to the last image token depends on a mask, so it runs once. What remains are the text
-rows of each mask: rows of ordinary matrix products, two shared banks of image keys, and one dot
-product a word instead of logits. Masks that agree in the first blocks share them. Rows of an answer
-look back only, so one run serves every word at the end of the prompt (`words.py`).
+Nothing up to the last image token depends on a mask, so it runs once. Per mask, only the text rows
+are computed: matrix products, attention to two shared key/value banks, and one dot product per
+output token in place of the full vocabulary. Masks that agree in the first blocks share their
+states. Rows of an answer attend to earlier rows only, so one run gives all words at the end of the
+prompt (`words.py`).
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Masks:
 
     def shared_layers(self) -> int:
         """How many of the first blocks give every mask the same states: the heads agree, and no row
-        or token mask matters yet. None for soft masks, which have a derivative each."""
+        or token mask matters yet. 0 for soft masks, because each has its own gradient."""
         if self.heads.is_floating_point():
             return 0
         same = (self.heads == self.heads[:1]).flatten(2).all(dim=2).all(dim=0)  # [L]
@@ -218,7 +219,7 @@ class MaskedRows:
             sent[name] = mask.detach().cpu().to(soft or torch.bool)
         counts = {len(mask) for mask in sent.values()} - {1}
         if len(counts) > 1:
-            expected = "as many heads, text and image masks, or one that serves all"
+            expected = "equally many masks of heads, text and image, or one mask for all"
             raise BadOption("masks", sorted(counts), expected)
         sent["heads"] = sent["heads"].unflatten(1, (self.lvlm.n_layers, self.lvlm.n_heads))
         return Masks(**sent)
@@ -327,8 +328,8 @@ class MaskedRows:
         return values.expand(len(masks), *values.shape[1:])
 
     def _cache_for(self, text: Tensor | None) -> PrefixCache:
-        """The rows that masks can change: those before the first that may see the image are the
-        same in every mask."""
+        """The cache from the first text row that may see the image; earlier rows are identical for
+        all masks."""
         if text is None:
             return self.cache
         seeing, last = text.any(dim=0), self.n_text - self.n_words  # words are read from here on
@@ -354,7 +355,7 @@ class MaskedRows:
         if gradient:
             states = bytes_each * (20 * width + 5 * hidden) + 60 * width
             held = lvlm.n_layers * (states + 30 * block.heads * self.n_text)
-            # a fused read of the image makes its scores again, one block at a time
+            # the fused kernel stores no scores: its backward pass recomputes them block by block
             return fit(total, rows * (held + 30 * scores * (1 if fused else lvlm.n_layers)), device)
         states = bytes_each * (12 * width + 3 * hidden) + 16 * width
         most = MOST.get(device.type, 64) * self.n_text // rows
@@ -413,7 +414,7 @@ class MaskEngine(MaskedRows):
     ):
         if isinstance(image, Prompt):
             if isinstance(answer, str) or (answer is not None and len(answer) != 1) or position:
-                expected = "None or one token id with a Prompt, which holds what was said before it"
+                expected = "None or one token id: a Prompt already contains the earlier tokens"
                 raise BadOption("answer", answer, expected)
             prompt, shown = image, None
             self.target = int(lvlm.next_logits(image).argmax() if answer is None else answer[0])
@@ -422,7 +423,7 @@ class MaskEngine(MaskedRows):
         else:
             ids = lvlm.answer_ids(image, question, answer, position + 1)
             if position >= len(ids):
-                expected = f"below {len(ids)}, the number of tokens said"
+                expected = f"an index below {len(ids)}, the number of tokens of the answer"
                 raise BadOption("position", position, expected)
             prompt, shown = lvlm.prompt(image, question, ids[:position] or None), image
             self.target = ids[position]

@@ -123,7 +123,7 @@ class LVLM:
             return prompts.answer_ids(self, image, text, answer)
         expected = "at least one token"
         if answer is None:
-            expected = "a given answer: the model says nothing"
+            expected = "an answer to explain: the model generates no token"
             answer = self.speak(self.prompt(image, question), length)
         if not len(answer):
             raise BadOption("answer", answer, expected)

@@ -9,7 +9,7 @@ pass for each word gives the derivatives for all heads (`attribute.py`; fits nee
     beta_w   mean over masks of da_w/dm, in logits; divided by a_w(1) - a_w(0) it is what
              `attribute_heads` gives for this word alone. Image tokens likewise
 
-A word with a small gain would have been said of any image.
+A word with a small gain does not depend on the image.
 """
 
 from __future__ import annotations

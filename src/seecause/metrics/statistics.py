@@ -133,7 +133,7 @@ def group_accuracy(right: Tensor, groups: Tensor | Sequence[Group | None]) -> Gr
     codes = torch.as_tensor(groups).cpu()
     codes = codes[:, None] if codes.ndim == 1 else codes
     if len(right) == 0 or len(codes) != len(right):
-        expected = f"one for each of the {len(right)} samples, and at least one"
+        expected = f"a group for each of the {len(right)} samples, and at least one sample"
         raise BadOption("groups", f"{len(codes)} of them", expected)
     names, member = codes.unique(dim=0, return_inverse=True)
     return GroupAccuracy(

@@ -74,7 +74,8 @@ class ImageModel:
 
     @property
     def aimed(self) -> bool:
-        """Whether the view predicts one row; a detector is aimed at a box first (dense.py)."""
+        """True if the model returns one vector of logits per image. False for detectors and
+        segmentation models until `aim` has selected a box or a region (dense.py)."""
         return True
 
     def aim(self, image: Tensor, spec: Any = None) -> Aim:
@@ -189,7 +190,7 @@ class ImageModel:
             having = [i for i, known in enumerate(synonyms) if wanted in known]
         if len(having) > 1:
             listed = ", ".join(map(str, having))
-            raise BadOption("class", name, f"an index: classes {listed} are all called so")
+            raise BadOption("class", name, f"an index, since classes {listed} share this name")
         if not having:
             hint = (
                 f"Give an index (0-{self.n_classes - 1}), or see `seecause doctor --list-classes`."
@@ -288,14 +289,14 @@ def in_eval_mode(function: F) -> F:
 
 
 def check_eval_mode(modules: Sequence[nn.Module], device: torch.device) -> None:
-    """Refuse a model that would not compute what was verified."""
+    """Raises if the model would not compute what was verified."""
     if any(part.training for part in parts_of(modules)):
         raise BadOption(
             "training mode", True, "eval mode: dropout makes results random, so call module.eval()"
         )
     if torch.is_autocast_enabled(device.type):
         raise BadOption(
-            "autocast", True, "none: to compute in half precision, load with dtype='bfloat16'"
+            "autocast", True, "False: to compute in half precision, load with dtype='bfloat16'"
         )
 
 

@@ -77,7 +77,7 @@ def spread_out(patches: Tensor, size: tuple[int, int]) -> Tensor:
 class TokenLayout:
     """The order of tokens: `prefix` special ones, then the patch grid row by row.
 
-    Of a film the grid holds the frames' grids one below the other, at so many `times`.
+    For video, `grid` stacks the grids of all time steps vertically; `times` is their number.
     `class_index`, `distill_index` and `registers` are positions inside the prefix.
     """
 
@@ -219,8 +219,8 @@ def times(owner: Any, name: str) -> Fn:
 class Block:
     """A block `h + scale1(mix(attention(norm(h))))`, then `+ feed(.)`, in native parts.
 
-    `native` is the module whose output equals this block's output; the verified wrap listens there.
-    Its weights are in `owner`.
+    `native` is the module whose output must equal this block's output; `verify` puts a forward hook
+    on it. Its weights are in `owner`.
     """
 
     name: str
@@ -237,11 +237,11 @@ class Block:
     k_norm: Fn = same
     rotate: Callable[[Tensor, At], Tensor] | None = None  # [B, H, R, dh] and its positions
     additive: Callable[[At, At], Tensor | None] | None = None  # attention bias for (rows, keys)
-    # what facts about rows [B, R, F] add to their queries and keys, [1|B, R, 1|H, n] each
+    # extra channels of queries and keys, [1|B, R, 1|H, n] each, from the facts [B, R, F] of tokens
     lanes: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     sub_norm: Fn = same  # between heads and output projection, [B, R, H*dh]
     branch: Fn = same  # LayerScale or post-norm of the attention branch
-    # the native block with the weights, where `native` is only a place to listen
+    # the module that owns the weights, if `native` is only a hook point (`nn.Identity`)
     holder: nn.Module | None = None
 
     def __post_init__(self) -> None:

@@ -7,19 +7,19 @@ region. What rows read are *places*: the encoder's tokens or feature maps, perha
 levels. `run_to` returns them, and `run_from` continues from them, from those of another run, or
 from a mixture, as with networks of stages (staged.py).
 
-The native forward is not written again. It runs in a copy of the module that shares every weight
-(`spliced`), in which the module `at` returns the places that are put in, and the modules before it
-return stand-ins that nothing reads. A detector that chooses its queries by what the encoder saw
-(RT-DETR) keeps those of the explained image: modules that are `held` return what they returned
-there, so query k stays the same whatever is put in.
+The native forward is not written again. `spliced` makes a shallow copy of the module that shares
+all weights. In the copy, the module `at` returns the given features, and the modules before it
+return dummy values that are never read. A detector that selects its queries from the encoder's
+output (RT-DETR) keeps the queries of the explained image: `held` modules return the values that
+they returned for it, so query k stays the same for any input features.
 
     DETR              the encoder's tokens; queries are learnt
     RT-DETR, D-FINE   maps of several levels, which a query samples at a few points each
     SegFormer         the maps of its four stages
     Mask2Former       the maps of the pixel decoder
 
-The places of an encoder have already read each other, and feature maps have seen their
-surroundings: a high value says where the row read, and mostly, not only, what lies there.
+A high value shows which locations the query attended to. Features at a location also contain
+information from its surroundings.
 
 `aim` chooses the row in an image and returns a view that predicts it alone. Before that, a detector
 predicts its surest box, and a segmentation model the mean over all pixels.
@@ -245,11 +245,11 @@ class Seam:
         return type(output)(**{**output, **changed})
 
     def _grid(self, tokens: Tensor, size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of places that have the image's shape."""
+        """Rows and columns of the grid of locations, in the aspect ratio of the image."""
         count = tokens.shape[1]
         rows = max(1, round(math.sqrt(count * size[0] / size[1])))
         if count % rows:
-            raise BadOption("size", size, f"images that {count} places of {self.at} can tile")
+            raise BadOption("size", size, f"a size that {count} cells of {self.at} can tile")
         return rows, count // rows
 
 
@@ -273,7 +273,7 @@ class DenseParts:
         """A view of these parts, with the options of the caller."""
         for name in ("head", "pool", "sigmoid"):
             if getattr(options, name) is not None:
-                reads = f"None: {type(module).__name__} reads its own rows"
+                reads = f"None: {type(module).__name__} has its own readout"
                 raise BadOption(name, getattr(options, name), reads)
         steps = options.preprocess_for(self, type(module).__name__)
         model = DenseModel(
@@ -439,7 +439,7 @@ def _cell(size: tuple[int, int], grids: Sequence[tuple[int, int]]) -> tuple[int,
     tiling = [grid for grid in grids if not size[0] % grid[0] and not size[1] % grid[1]]
     cells = [(size[0] // h, size[1] // w) for h, w in tiling if size[0] // h == size[1] // w]
     if not cells:
-        raise BadOption("size", size, f"one that square cells tile; rows read {grids[0]} places")
+        raise BadOption("size", size, f"a size that square cells tile (grid: {grids[0]})")
     return max([cell for cell in cells if max(cell) <= MOST_STRIDE] or [min(cells)])
 
 

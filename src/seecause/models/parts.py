@@ -1,8 +1,8 @@
 """What an adapter finds in a native module, and how a view is put together from it.
 
-Adapters are found by where a class is defined, so that nothing is imported in vain. A module that
-knows its own parts brings its adapter with it: a method `view_parts() -> Parts`. Packages installed
-beside this one add families by the entry point `seecause.models`: an object with one or both of
+The adapter is chosen by the package that defines a class, so that no other library is imported. A
+module that knows its own parts brings its adapter with it: a method `view_parts() -> Parts`. Other
+installed packages add families by the entry point `seecause.models`: an object with one or both of
     find_parts(module) -> Parts | None                the adapter; None for modules of other kinds
     open_model(name, *, weights=None) -> nn.Module    what `sc.load("ENTRY:NAME")` opens
 
@@ -148,7 +148,7 @@ class Parts:
     size: tuple[int, int] | None = None
     extra: nn.Module | None = None
     facts: Callable[[Tensor], Tensor] | None = None  # what blocks may know (block.py)
-    # what is known of the preprocessing -> all of it, where inputs are films (film.py)
+    # completes a partial `Preprocess`; used by video models (`Film` in preprocess.py)
     adapt_preprocess: Callable[[Preprocess], Preprocess] = lambda steps: steps
 
     def add_text(
@@ -231,7 +231,7 @@ class Parts:
         if options.head is None and self.pool is not None:
             readable = [self.pool]  # the module's own classifier reads one pooling
         if kind is None or kind not in readable:
-            how = f"{' or '.join(readable)}, which this model's tokens can be read by"
+            how = f"{' or '.join(readable)}, the pools of this model's tokens"
             raise BadOption("pool", kind, f"{how}; other pools need head=")
         return kind
 
@@ -268,14 +268,14 @@ class WrapOptions:
             raise BadOption(
                 absent[0],
                 None,
-                f"a value: {of} does not tell its {' and '.join(absent)}, so pass {options} as in"
+                f"a value: {of} does not state its {' and '.join(absent)}, so pass {options} as in"
                 " training; often mean and std are both 0.5,0.5,0.5, or 0.485,0.456,0.406 and"
                 " 0.229,0.224,0.225 (ImageNet)",
             )
         return Preprocess(**values) if known is None else replace(known, **values)
 
     def class_names(self, parts: Parts | StagedParts | DenseParts) -> tuple[str, ...]:
-        """Names of classes; those that the module tells are of its own head."""
+        """Names of classes. Names stated by the module are used only with its own head."""
         own = parts.classes if self.head is None else ()
         return tuple(own if self.classes is None else self.classes)
 

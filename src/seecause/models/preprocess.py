@@ -48,8 +48,9 @@ SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # others, whatever a file is named,
-# are not tried: PostScript would run a program, and rarer decoders are rarely looked at
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+# no other format is opened, whatever the file's name: PostScript files execute code, and rarely
+# used decoders are a security risk
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,8 @@ class VisionModel(ImageModel):
             self.gates = before
 
     def state_key(self) -> tuple[Any, ...]:
-        """Gates count by value: the next one may well live at the same address."""
+        """Includes the values of the gates, because a new gate tensor can be allocated at the
+        address of an old one."""
         return (*super().state_key(), self._gate_values())
 
     def fingerprint(self) -> str:

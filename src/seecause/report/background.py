@@ -57,11 +57,12 @@ SHOWN = 6  # images in a gallery
 GROUPS = 12  # of a table, the worst first
 TERMS = {  # numbers of audits, repairs and pruning
     "accuracy": "correct predictions on plain images",
-    "flips": "of all predictions, those that change on the background of an image that is predicted"
-    " otherwise; after pruning, on another version of the image",
+    "flips": "share of predictions that change when the object is pasted on the background of an"
+    " image with another predicted class (after pruning: on the other version of the image)",
     "flips, control": "flips on backgrounds of images predicted the same: what cutting alone does",
     "transplants": "correct predictions on backgrounds of images that are predicted otherwise",
-    "transplant-worst": "the lowest accuracy over class x class of the background (few: pooled)",
+    "transplant-worst": "lowest accuracy over pairs (object class, class of the background image);"
+    " pairs with few images are pooled",
     "worst group": "the lowest accuracy over groups of images, where the data names groups",
     "extra flips": "flips less those by cutting alone, over correctly predicted images",
     "low 95%": "lower end of the 95 % interval of extra flips (bootstrap over images)",
@@ -248,7 +249,7 @@ def repair_change_section(result: Repair) -> Section:
         for name, value in first.items()
         if name in second and name != "counted images"
     ]
-    head = ("on images nothing was chosen by", "before", "after", "what it is")
+    head = ("held-out images", "before", "after", "what it is")
     return Section("What changed?", table(rows, head=head))
 
 
@@ -299,9 +300,9 @@ def scores_sentence(scores: HeadScores) -> str:
     if "mediated" in about:
         error = "" if about["effect error"] is None else f" ± {number(about['effect error'])}"
         return (
-            f"There is no effect to divide: the other versions of {about['images'][0]} images move"
-            f" predictions by {number(about['effect'])}{error} nats, which cannot be told from"
-            " none. Scores are in nats."
+            f"The effect of the other versions of {about['images'][0]} images on predictions is"
+            f" {number(about['effect'])}{error} nats, which is not significantly different from"
+            " zero, so shares are undefined; scores are in nats."
         )
     return ""
 

@@ -258,10 +258,10 @@ def answer_section(
     body = warnings(word_concerns(engine, words))
     body += part("words", shown_words, gains.index(max(gains)))
     note = (
-        "Click a word to see its map and its heads. Orange words come from the image; dashed ones"
-        " would have been said of any image (all heads see the average of the calibration images),"
-        " and blue ones the image speaks against. Under a word: how many times as likely the image"
-        f" makes it (from {math.exp(MOVED):.0f} times on it counts). Maps and heads are in logits,"
+        "Click a word to see its map and its heads. Orange words: the image makes them at"
+        f" least {math.exp(MOVED):.0f} times as likely as the average of the calibration images"
+        " does. Blue words: the image makes them less likely. Dashed words: the image changes their"
+        " probability little. The number under a word is this ratio. Maps and heads are in logits,"
         " on one scale for all words."
     )
     return Section("Which words come from the image?", body, note)

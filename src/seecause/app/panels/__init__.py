@@ -106,10 +106,10 @@ def find_panel(name: str) -> Panel:
 
 
 def checked_patches(model: ImageModel, patches: tuple[int, ...], name: str = "patches") -> None:
-    """Refuse places outside the model's grid."""
+    """Raises for patch indices outside the model's grid."""
     count = model.layout.n_patches
     if any(place >= count for place in patches):
-        raise BadOption(name, max(patches), f"places 0-{count - 1}")
+        raise BadOption(name, max(patches), f"patches 0-{count - 1}")
 
 
 def checked_target(model: ImageModel, target: int | None) -> int | None:

@@ -151,13 +151,13 @@ def _answer_ids(context: ActionContext, request: Asked) -> list[int]:
     lvlm, picture = context.lvlm, _shown(context, request)
     ids = lvlm.speak(lvlm.prompt(picture, request.question), LENGTH)
     if not ids:
-        raise BadOption("question", request.question, "one that the model answers: it says nothing")
+        raise BadOption("question", request.question, "one to which the model generates tokens")
     return ids
 
 
 def _check_position(request: Word, ids: list[int]) -> None:
     if request.position >= len(ids):
-        raise BadOption("position", request.position, f"below {len(ids)}, the tokens of the answer")
+        raise BadOption("position", request.position, f"an index below {len(ids)}, the tokens")
 
 
 def _heads(context: ActionContext, places: tuple[int, ...]) -> list[tuple[int, int]]:
