@@ -1,4 +1,4 @@
-"""Attribution classes for captum: whatever takes an `Attribution` of captum takes these.
+"""Attribution classes for captum, which can be used wherever captum takes an `Attribution`.
 
     from captum.attr import NoiseTunnel
     from seecause.attribution.captum import CAAP

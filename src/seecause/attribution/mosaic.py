@@ -73,8 +73,8 @@ from seecause.target import Score, Target
 Near = Annotated[
     float, Limit(lambda eps: 0 < eps < 0.5, "above 0 and below 0.5: at 0 no mask has a slope")
 ]
-Read = Callable[[Trace, Trace, Target], tuple[Tensor, ...]]  # of blank, image and target
-SHARES = (0.05, 0.95)  # of patches that are the image's, in a drawn mask
+Read = Callable[[Trace, Trace, Target], tuple[Tensor, ...]]  # (blank, image, target) -> maps
+SHARES = (0.05, 0.95)  # range of the share of image patches in a drawn mask
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def mosaic(
     blank: Blank | Tensor = "white",
     seed: Seed = 0,
 ) -> Maps:
-    """What the prediction depends on: slopes of the class score over mixtures of image and
-    blank."""
+    """Mean gradient of the class score over mixtures of image and blank: what the prediction
+    depends on."""
     plan = MaskPlan(masks, cells, eps, seed)
     layout = model.check(images)
     empty = blanks(model, images, blank, seed)
@@ -136,12 +136,12 @@ def caap_mosaic(
     blank: Blank | Tensor = "white",
     seed: Seed = 0,
 ) -> Maps:
-    """Where it is and what the prediction depends on: z-scored CAAP (logit) plus z-scored mosaic.
+    """Z-scored CAAP (logit) plus z-scored mosaic.
 
         a = z(CAAP's logits) + z(mosaic),   z(x) = (x - mean over patches) / deviation over patches
 
-    Both read the same recorded run of the image. Values are deviations, not scores: compare
-    places within a map.
+    Both read the same recorded run of the image. Values are deviations, not scores:
+    compare patches within a map.
     """
     plan = MaskPlan(masks, cells, eps, seed)
     layout = model.check(images)
@@ -224,8 +224,8 @@ def standard_errors(slope: Tensor) -> list[Tensor]:
 
 
 def mixed_runs(model: VisionModel) -> tuple[Recorded, Recorded]:
-    """What is kept of the blank's run (where rows start, keys, and final states that are read), and
-    of an image's, whose rows start as the blank's do."""
+    """Recorded states and keys of the blank's run (first states, keys, final states) and of an
+    image's run, whose rows start as the blank's do."""
     kv = set(range(model.n_layers))
     final = set() if model.readout.reads_rows else {model.n_layers}
     return {"states": {0} | final, "kv": kv}, {"states": final, "kv": kv}
@@ -283,7 +283,8 @@ def mosaic_staged(
     stage: str | None = None,
     seed: Seed = 0,
 ) -> Maps:
-    """What the prediction depends on: slopes of the class score over mixtures of feature maps.
+    """Mean gradient of the class score over mixtures of feature maps: what the prediction depends
+    on.
 
     The default stage is the one at two thirds of the depth.
     """
@@ -312,7 +313,7 @@ def mosaic_staged(
                 )
             return torch.autograd.grad(total, m)[0]
 
-        # with what the step back needs
+        # with the activations of the backward pass
         each = 4 * (b - a) * model.forward_bytes(layout, after=stage)
         together = fit(len(drawn), each, images.device, share=0.8)
         slope = wide(torch.cat(list(in_chunks(some_masks, len(drawn), together)), dim=1))
@@ -327,7 +328,7 @@ def mosaic_staged(
 def mixtures(masks: Tensor, blank: Any, source: Any) -> Any:
     """Feature maps [B * n, C, h, w] between those of blanks [1 or B, C, h, w] and of images
     [B, C, h, w], by masks [B, n, gh, gw] of cells; of every level, where rows read several."""
-    if not isinstance(source, Tensor):  # places of several levels
+    if not isinstance(source, Tensor):  # features of several levels
         return source.over(blank, lambda theirs, ground: mixtures(masks, ground, theirs))
     size = (source.shape[-2], source.shape[-1])
     share = largest_weights(masks, size)[:, :, None].to(source.dtype)
@@ -349,8 +350,8 @@ def largest_weights(masks: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _overlaps(cells: int, features: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Which cells [features, k] each feature of one axis overlaps; k is the most any does, and the
-    second tensor says which of them are real."""
+    """Which cells [features, k] each feature of one axis overlaps; k is the largest number, and the
+    second tensor is False on padding."""
     index = torch.arange(features)[:, None]
     first, end = index * cells // features, -((-(index + 1) * cells) // features)
     which = first + torch.arange(int((end - first).max()))

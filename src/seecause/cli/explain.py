@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is explained.
+    """The explained class, box or region.
 
     Attributes:
         class_: The class to explain, by name or index. Default: the predicted one.

@@ -1,5 +1,4 @@
-"""`seecause faithful`: train a classifier that cannot look elsewhere, test it, change what it sees,
-export it."""
+"""`seecause faithful`: train, evaluate, intervene on and export iFAM classifiers."""
 
 from __future__ import annotations
 
@@ -97,8 +96,8 @@ def train(
     option: Values = None,
     output: Printing = Printing(),
 ) -> int:
-    """Train both stages together. The best epoch is chosen on validation; the test split is never
-    read.
+    """Train both stages of iFAM together. The best epoch is chosen on validation; the test split is
+    never read.
 
     For example:
 
@@ -236,8 +235,8 @@ def parts(
     out: Out = Path("parts"),
     output: Output = Output(),
 ) -> int:
-    """A page with the parts of some images, what stage 2 sees, and the prediction without each
-    part.
+    """Write a page with the parts of some images, the patches that stage 2 reads, and the
+    prediction without each part.
 
     For example: seecause faithful parts builtin:critters-ifam --out parts --limit 12
 
@@ -266,13 +265,13 @@ def parts(
 
 
 def export(network: Network, folder: Path, /, *, output: Printing = Printing()) -> int:
-    """The best network in a plain folder: a card (JSON) and weights (safetensors), which
+    """Export the best network as a folder with a card (JSON) and weights (safetensors), which
     sc.load(FOLDER) reads.
 
     For example: seecause faithful export run shipped
 
     Args:
-        folder: Where to; new or empty.
+        folder: The folder to write, new or empty.
     """
     from seecause.faithful import open_network
 

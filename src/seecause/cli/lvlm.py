@@ -48,7 +48,7 @@ Image = Annotated[
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A question about an image, and what heads see that may not see the image.
+    """A question about an image, and the average image that ablated heads attend to.
 
     Attributes:
         question: What to ask about the image.
@@ -70,7 +70,7 @@ class Asked:
         return self.model.startswith("builtin:") or (folder / "card.json").is_file()
 
     def check(self) -> None:
-        """Refuse, before a model is loaded, what no bank can be made of."""
+        """Raises, before a model is loaded, if no bank can be made or opened."""
         from seecause.data.dataset import find_images
 
         given = (self.bank is not None) + bool(self.calibration)
@@ -107,7 +107,7 @@ class Asked:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Masking:
-    """How the effects of heads and image tokens are estimated.
+    """Options of the estimates for heads and image tokens.
 
     Attributes:
         how: How coefficients are estimated. derivative: their mean over masks, in seconds; fit: the
@@ -134,7 +134,7 @@ def trace(
     out: Out = Path("traced"),
     output: Output = Output(),
 ) -> int:
-    """From where in the image, through which heads, into which words?
+    """Trace a word of an answer: from which image tokens, through which heads?
 
     Writes a page (index.html), the coefficients, curves and other rankings (trace.safetensors,
     trace.json), the maps of image tokens (overlay.png) and a manifest.
@@ -147,8 +147,8 @@ def trace(
 
     Args:
         answer: The answer to explain. Default: the model's own.
-        position: Which token of the answer, from 0 on; those before it are taken as said.
-        floor: The least the image must move the answer, in logits.
+        position: Index of the explained token of the answer, from 0; earlier tokens are given.
+        floor: Minimum effect of the image on the answer, in logits.
         heads_only: Compute head coefficients only. Halves the run time.
     """
     from seecause.lvlm import MaskEngine, trace_answer
@@ -206,7 +206,7 @@ def answer(
     out: Out = Path("answered"),
     output: Output = Output(),
 ) -> int:
-    """Every word of an answer: does it come from the image, through which heads, from where?
+    """Trace every word of an answer: does it come from the image, through which heads, from where?
 
     Writes a page (index.html: the sentence; click a word), its numbers (words.safetensors,
     words.json) and a manifest.
@@ -307,14 +307,14 @@ def bank(
     out: Out = Path("bank"),
     output: Output = Output(),
 ) -> int:
-    """Average calibration images once, for --bank of the other commands: what a head sees that may
-    not see the image.
+    """Average calibration images once, for --bank of the other commands: the image that ablated
+    heads attend to.
 
     For example: seecause lvlm bank photos/ --model hf:llava-hf/llava-1.5-7b-hf --size 336 336
 
     Args:
         images: Calibration images, folders or quoted globs.
-        size: Height and width of images to be asked about; repeat for more. Default: the most
+        size: Height and width of the images to explain; repeat for more. Default: the most
             frequent.
     """
     from seecause.data.dataset import find_images, open_image

@@ -1,5 +1,4 @@
-"""`seecause demo`, and `seecause serve`: a page on which patches, heads and parts can be
-touched."""
+"""`seecause demo`, and `seecause serve`: the web app."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 EMBEDDED = (VIT, BIASED, "builtin:critters-ifam", "builtin:critters-llava")
 AUDITED = ("critters:certified:test", "critters:certified:train")
-CONNECTIONS = 512  # at once
+CONNECTIONS = 512  # maximum number of connections
 
 
 def demo(
@@ -91,9 +90,9 @@ def serve(
     open: bool = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
 ) -> int:
-    """A page on which patches, heads and parts can be touched. Nothing leaves this machine.
+    """Start a web app to edit patches, heads and parts interactively. Nothing leaves this machine.
 
-    Models are chosen here and never by who opens the page; several people may use it at once.
+    Models are chosen here and not in the browser; several people may use the app at once.
 
     For example:
 

@@ -56,7 +56,7 @@ def to_batch(model: Framed, samples: Iterable[Sample] | Dataset) -> Batch:
         (torch.Size([2, 3, 96, 96]), torch.Size([2, 96, 96]))
     """
     need_images(model)
-    samples = list(cast(Iterable[Sample], samples))  # each is read once
+    samples = list(cast(Iterable[Sample], samples))  # reads each sample once
     if not samples:
         raise BadOption("samples", None, "at least one sample")
     frame = model.preprocess

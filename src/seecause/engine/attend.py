@@ -28,13 +28,13 @@ Part = tuple[Tensor, Tensor]  # an output over some keys and its log-sum-exp, fl
 
 
 def has_slope(*tensors: Tensor) -> bool:
-    """Whether a derivative with respect to one of the tensors is asked for."""
+    """Whether one of the tensors requires a gradient now."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 class Groups:
-    """Rows in consecutive groups of different sizes [G], packed without padding; everything else
-    follows and is made once, on `device`.
+    """Rows in consecutive groups of different sizes [G], packed without padding. Derived tensors
+    are computed once, on `device`.
 
     Group sizes are copied to the host only when `sizes` is read. `starts` never synchronises;
     `longest` does not either if `bound` (an upper limit of the sizes) is given.
@@ -42,7 +42,7 @@ class Groups:
 
     def __init__(self, sizes: Tensor, device: torch.device | str, *, bound: int | None = None):
         self._sizes, self.device, self._bound = sizes.long(), torch.device(device), bound
-        self.each: int | None = None  # rows of every group, where they are known to be equal
+        self.each: int | None = None  # rows of every group, if all are equal
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -99,7 +99,7 @@ class Groups:
 
     @cached_property
     def unpadded(self) -> Tensor:
-        """Where each row sits in the flattened padding, [R]."""
+        """The index of each row in the flattened padding, [R]."""
         return self._send(self._valid.flatten().nonzero()[:, 0])
 
     @property
@@ -118,7 +118,7 @@ class Mask:
 
     @cached_property
     def words(self) -> Tensor:
-        """The same as bits, one int32 for each row and block of 32 keys: [1|B, 1|H, R, blocks]."""
+        """The mask as bits, one int32 for each row and block of 32 keys: [1|B, 1|H, R, blocks]."""
         bits = F.pad(self.keep, (0, -self.keep.shape[-1] % 32)).unflatten(-1, (-1, 32))
         places = torch.arange(32, device=bits.device)
         return (bits.long() << places).sum(dim=-1).to(torch.int32)
@@ -284,8 +284,8 @@ def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
 
 
 def _shared(x: Tensor, y: Tensor) -> Tensor:
-    """x [B, H, R, a] @ y [1|B, Hkv, a, b]: folds what shares a bank into rows, so that y is read
-    once."""
+    """x [B, H, R, a] @ y [1|B, Hkv, a, b]: heads and images that share y are folded into rows, so
+    that y is read once."""
     batch, heads, rows, _ = x.shape
     kv = y.shape[1]
     x = x.unflatten(1, (kv, heads // kv))  # [B, Hkv, g, R, a]

@@ -1,13 +1,13 @@
-"""Replace heads one at a time and run only what comes after them; or gate all of them at once.
+"""Replace heads one at a time and run only later blocks, or gate all heads at once.
 
 The output of a head in block l affects nothing before the output projection of block l. So the rows
-stream through the blocks once; at each block as many copies fork off as heads are asked for, each
-with one head replaced, and the rest of the model runs on all copies together. Where logits are
+pass through the blocks once; each block adds a copy for each requested head, with that head
+replaced, and the rest of the model runs on all copies together. Where logits are
 read from class tokens alone, the last block computes those rows only, so its own heads cost next to
 nothing.
 
 Heads are replaced at the input of the output projection (after a sub-norm or output gate), where
-taking one away leaves all others as they were.
+removing one leaves all others unchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HELD = 0.25  # share of the memory budget for the main pass; the rest is for cop
 
 
 def zeros(layer: int, carried: Tensor, tokens: Tensor) -> Tensor:
-    """Replaced heads carry nothing: zero ablation."""
+    """Zero ablation: replaced heads output zeros."""
     return carried.new_zeros(1, 1, 1, 1)
 
 
@@ -175,12 +175,12 @@ def mean_carried(model: VisionModel, images: Tensor) -> list[Tensor]:
 
 @torch.no_grad()
 def inert(model: VisionModel) -> set[Head]:
-    """Heads that cannot matter: gated to zero, or met by zeros in the output projection. Their
-    effect is exactly 0, so nothing needs to run."""
+    """Heads without effect: their gate is zero, or their columns of the output projection are.
+    Nothing needs to run for them."""
     idle: set[Head] = set()
     for layer, block in enumerate(model.blocks):
         large = 1024 * torch.eye(block.heads * block.head_dim).to(model.device, model.dtype)[None]
-        # of large inputs, or a bias would round small weights away
+        # large inputs, so that the bias does not round small weights away
         reach = block.mix(large) - block.mix(torch.zeros_like(large))  # [1, H * dh, D]
         silent, gate = (reach == 0).view(block.heads, -1).all(dim=1), model.gate(layer)
         silent = silent if gate is None else silent | (gate == 0)

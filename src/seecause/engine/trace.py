@@ -1,6 +1,5 @@
-"""Plain runs: recorded, so that other runs can use their keys, values and states; begun in the
-middle; with explicit attention probabilities, which fused kernels never form; or on some of the
-patches.
+"""Plain runs of a model: recorded, so that other runs can use their keys, values and states;
+started at any block; with explicit attention probabilities; or on some of the patches.
 
 Blank images are the neutral context that a patch is put into. Their runs are recorded once per
 model state, size and blank, and reused; any change of a weight or gate is noticed.
@@ -41,7 +40,7 @@ from seecause.models.block import At, Block, TokenLayout, wide
 from seecause.models.view import VisionModel
 
 Blank = Literal["white", "black", "mean", "noise", "blur-noise"]
-_KEPT = 8  # blank images, and half as many of their runs
+_KEPT = 8  # number of cached blank images; half as many of their runs
 
 
 @dataclass(eq=False)
@@ -76,8 +75,8 @@ def record(
     kv: Collection[int] = (),
     until: int | None = None,
 ) -> Trace:
-    """Run the model with fused attention and keep what was asked for. Stops after block `until` (no
-    logits then)."""
+    """Run the model with fused attention and keep the requested states, keys and values. Stops
+    after block `until` (without logits)."""
     layout = model.check(images)
     trace = Trace(model.at(images), None)
     # of the last block, only rows that are read
@@ -172,9 +171,9 @@ def blank_trace(
         held = known[key][1]
         if states <= set(held.states) and kv <= set(held.kv):
             return held
-        states, kv = states | set(held.states), kv | set(held.kv)  # the same blank, more of it
+        states, kv = states | set(held.states), kv | set(held.kv)  # the cached values are kept
     trace = record(model, blank, states=states, kv=kv)
-    for old in [old for old in known if old[0] != key[0]]:  # of other weights
+    for old in [old for old in known if old[0] != key[0]]:  # recorded with other weights
         del known[old]
     while key not in known and len(known) >= _KEPT // 2:
         known.pop(next(iter(known)))
@@ -256,8 +255,8 @@ class Explicit(NamedTuple):
 
 
 def explicit_run(model: VisionModel, images: Tensor, *, start: int = 0) -> Explicit:
-    """Run with explicit attention from number `start` on. Whatever comes before is fused, has no
-    graph and holds no memory."""
+    """Run with explicit attention from number `start` on. Earlier blocks use fused attention,
+    without a graph."""
     layout = model.check(images)
     at = model.at(images)
     with torch.no_grad():
@@ -289,12 +288,12 @@ def attention_probs(model: VisionModel, images: Tensor, *, start: int = 0) -> It
 
 
 def n_attentions(model: VisionModel) -> int:
-    """Blocks, and a latent pool."""
+    """The number of attentions: blocks, and the latent pool if there is one."""
     return model.n_layers + (model.readout.latent is not None)
 
 
 def check_start(model: VisionModel, start: int) -> None:
-    """Complain about an attention that the model does not have."""
+    """Raises if the model has no attention with this number."""
     if not 0 <= start < n_attentions(model):
         raise BadOption(
             "start", start, f"0-{n_attentions(model) - 1}, the index of the first attention to use"
@@ -326,7 +325,7 @@ def pool_probabilities(model: VisionModel, h: Tensor, layout: TokenLayout) -> tu
 
 
 def pool_logits(model: VisionModel, probs: Tensor, v: Tensor) -> Tensor:
-    """What the latent pool's probabilities and values become: logits [B, C]."""
+    """Logits [B, C] from the latent pool's probabilities and values."""
     assert model.readout.latent is not None
     return model.readout.head(model.readout.latent.finish(weigh(probs, v)))
 
@@ -335,8 +334,8 @@ def read_rows(model: VisionModel, layout: TokenLayout, attention: Tensor) -> Ten
     """The rows of attention [..., R, T] that the logits are read from, as one row [..., T].
 
     The class token's row; the mean of the class and distillation rows; the mean over averaged
-    tokens; for class + mean, half of each. The heads may weigh these parts otherwise, which no
-    attention row can tell. The rows of a latent pool (R = Q) are averaged.
+    tokens; for class + mean, half of each. The classifier may weigh these parts differently, which
+    attention does not show. The rows of a latent pool (R = Q) are averaged.
     """
     if model.readout.latent is not None:
         return attention.mean(dim=-2)
@@ -394,7 +393,7 @@ def need_gradients(
     if model.memo.get("passes gradients") == key:
         return
     blank = blank_image(model, model.preprocess.size)
-    state, at = model.embed(blank), model.at(blank)  # hooks of others may expect all rows
+    state, at = model.embed(blank), model.at(blank)  # other libraries' hooks may expect all rows
     part = part_without_gradient(model.blocks, state, at)
     with torch.enable_grad():
         h = state.detach().clone().requires_grad_()

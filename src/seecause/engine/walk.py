@@ -40,9 +40,9 @@ class Step:
 
         h         states entering the block [B, R, D]; setting them forgets all that follows
         q, k, v   queries [B, H, R, dh], unscaled; keys and values [B, Hkv, K, dh]
-        bias      what is added to the scores, [1|B, 1|H, R, K] or None
-        o         what attention gives each head, [B, R, H, dh]
-        carried   what each head brings to the output projection, [B, R, H, dh], before the gate
+        bias      the bias of the attention scores, [1|B, 1|H, R, K] or None
+        o         the attention output of each head, [B, R, H, dh]
+        carried   the input of each head to the output projection, [B, R, H, dh], before the gate
         out       the block's output [B, R, D]; reading it runs the rest of the block
     """
 
@@ -101,7 +101,7 @@ class Step:
         self._h, self.at = self._h[:, rows], self.at.take(self.at.index[..., rows])
 
     def release(self) -> None:
-        """Hold no tensor any more: the caller's loop variable outlives the block."""
+        """Drop all tensors, because the caller's loop variable outlives the block."""
         self._h = None
         for part in _MADE:
             vars(self).pop(part, None)
