@@ -1,8 +1,8 @@
 """Thousands of masked copies of one answer, from one run of the image (head attribution, sections
 4.1, A.2 and A.3).
 
-A mask says which heads (x), for which text rows (u), see which image tokens (v); what may not see a
-token sees the average image's instead:
+A mask selects heads (x), text rows (u) and image tokens (v); other combinations attend to the
+average image's token instead:
 
     text row i at head n reads image token j where x_n = u_i = v_j = 1, else its average (eq. 8)
     a = logit of the answer - mean logit of the vocabulary,    F = (a - a(0)) / (a(1) - a(0))
@@ -45,9 +45,9 @@ from seecause.models.block import wide, wide_dtype
 from seecause.models.decoder import sees_all_before
 from seecause.options import Whole, checked
 
-# masks at once, when all text rows run; more is not faster, and thousands divide evenly
+# masks per run of all text rows; more are not faster, and thousands divide evenly
 MOST = {"cuda": 500, "cpu": 64}
-FEW_IMAGES = 20  # calibration images, below which a page warns
+FEW_IMAGES = 20  # fewer calibration images give a warning
 MaskKind = Literal["heads", "text", "image"]
 Read = Callable[[Tensor], Tensor]  # normed states [B, W, D] -> [B, anything]
 
@@ -93,7 +93,7 @@ class Masks:
 
 @dataclass(frozen=True, eq=False)
 class HeadActivations:
-    """What every head of the intact model does."""
+    """Attention and outputs of every head of the intact model."""
 
     lvlm: LVLM
     attention: Tensor  # [L, H, T, N] of text rows on image tokens
@@ -136,7 +136,7 @@ class MaskedRows:
         self.readouts = torch.stack([lvlm.readout(token) for token in targets])
 
     def protocol(self) -> dict[str, Any]:
-        """What a result must say about how it was computed."""
+        """The settings of the computation, for manifests."""
         lvlm, tokens = self.lvlm, str(self.prompt.tokens)
         return {
             "model": lvlm.name, "fingerprint": lvlm.fingerprint(), "question": self.question,
@@ -146,8 +146,8 @@ class MaskedRows:
         }  # fmt: skip
 
     def concerns(self) -> list[str]:
-        """What makes any answer to this question less trustworthy: words that the model does not
-        know, and an average of few calibration images."""
+        """Warnings for every answer to this question: words that the model does not know, and an
+        average of few calibration images."""
         lines = []
         unknown = self.lvlm.unknown_words(self.question or "")
         if unknown:
@@ -162,7 +162,7 @@ class MaskedRows:
 
     @torch.no_grad()
     def activations(self) -> HeadActivations:
-        """What every head of the intact model does at every text row."""
+        """Attention and outputs of every head of the intact model."""
         cache = self.cache
         everything = cache.at.take(torch.cat([cache.keys_at.index, cache.at.index]))
         attention, outputs = [], []
@@ -230,7 +230,7 @@ class MaskedRows:
         order = masks.order()
         masks, cache = masks.take(order), self._cache_for(masks.text)
         size = width = self._at_once(len(masks), cache, mixed=masks.image is not None)
-        sent = masks.to(self.lvlm.device)  # all at once: a copy for each block would wait
+        sent = masks.to(self.lvlm.device)  # one copy; a copy for each block would synchronise
         # a GPU picks its kernels by shape: the last block is padded, so that all round alike
         pads = self.lvlm.device.type == "cuda"
 
@@ -286,7 +286,7 @@ class MaskedRows:
         return both[..., 0], both[..., 1:]
 
     def _need_gradients(self) -> None:
-        """Refuse a model that loses gradients on the way, which would make slopes wrong."""
+        """Raises for a model that loses gradients, whose slopes would be wrong."""
         if self._differentiable:
             return
         first = self.cache.at.take(self.cache.at.index[:1])
@@ -364,7 +364,7 @@ class MaskedRows:
 
 
 def weak(answer: str, moved: float, floor: float) -> BadInput:
-    """The error for an image that hardly changes the answer: shares of so little are noise."""
+    """The error for an image that hardly changes the answer: shares of a small effect are noise."""
     expected = f"at least floor={floor:g}" if floor else "more than 0"
     return BadInput(
         f"answer {answer!r}",
@@ -380,10 +380,9 @@ class MaskEngine(MaskedRows):
         lvlm: A model returned by `sc.lvlm.load` or `sc.lvlm.wrap`.
         image: The image, or a `Prompt` that holds it (then no question is needed).
         question: What is asked about it.
-        bank: The average image, returned by `sc.lvlm.make_bank`: what is seen by heads that may not
-            see this image.
+        bank: The average image, returned by `sc.lvlm.make_bank`, which ablated heads attend to.
         answer: Text or token ids; None: the model's own answer.
-        position: Which token of the answer is explained; those before it are taken as said.
+        position: Index of the explained token of the answer; earlier tokens are given.
         floor: The least effect of the image towards the answer, in logits; None: any effect.
 
     Raises:
@@ -469,9 +468,9 @@ class MaskEngine(MaskedRows):
         """F [M] of soft masks, entries from 0 to 1, and its derivative with respect to those `of`
         heads [M, L*H], text [M, T] or image [M, N].
 
-        Between 0 and 1 a head brings that share of what it brings with the image, and the rest of
-        what it brings with the average; a text row likewise; an image token's two keys have these
-        weights in the softmax. At 0 and 1, F is that of `evaluate`.
+        Between 0 and 1 the output of a head is a mixture with this weight of its output for the
+        image, and the rest for the average; a text row likewise; an image token's two keys have
+        these weights in the softmax. At 0 and 1, F is that of `evaluate`.
         """
         answers, slopes = super().slopes(heads, text, image, of=of)
         return (answers[:, 0] - self.ablated) / self.span, slopes[:, 0] / self.span

@@ -1,10 +1,10 @@
-"""What an adapter finds in a native module, and how a view is put together from it.
+"""The named parts of a native module, and how a view is assembled from them.
 
 The adapter is chosen by the package that defines a class, so that no other library is imported. A
 module that knows its own parts brings its adapter with it: a method `view_parts() -> Parts`. Other
 installed packages add families by the entry point `seecause.models`: an object with one or both of
     find_parts(module) -> Parts | None                the adapter; None for modules of other kinds
-    open_model(name, *, weights=None) -> nn.Module    what `sc.load("ENTRY:NAME")` opens
+    open_model(name, *, weights=None) -> nn.Module    the module of `sc.load("ENTRY:NAME")`
 
 A backbone without a classifier takes a linear head or a `CosineHead`. Zero-shot heads are class
 names in prompt templates, read once by a native text tower:
@@ -76,7 +76,7 @@ class CosineHead(nn.Module):
 
     @property
     def factor(self) -> float | Tensor:
-        """What the cosines are multiplied by."""
+        """The factor of the cosines."""
         return self.scale.exp() if isinstance(self.scale, nn.Parameter) else self.scale
 
     def forward(self, pooled: Tensor) -> Tensor:
@@ -107,8 +107,8 @@ def head_for(head: nn.Module | Tensor, like: Tensor) -> nn.Module:
 
 @dataclass(frozen=True)
 class TextInput:
-    """Class names, prompt templates with `{}` for the name, and what turns prompts into tokens for
-    the text tower."""
+    """Class names, prompt templates with `{}` for the name, and the tokenizer of the text
+    tower."""
 
     classes: tuple[str, ...]
     templates: tuple[str, ...]
@@ -147,7 +147,7 @@ class Parts:
     fixed_size: bool = True
     size: tuple[int, int] | None = None
     extra: nn.Module | None = None
-    facts: Callable[[Tensor], Tensor] | None = None  # what blocks may know (block.py)
+    facts: Callable[[Tensor], Tensor] | None = None  # facts about tokens (block.py)
     # completes a partial `Preprocess`; used by video models (`Film` in preprocess.py)
     adapt_preprocess: Callable[[Preprocess], Preprocess] = lambda steps: steps
 
@@ -212,7 +212,7 @@ class Parts:
         return readout(self.native_tokens(images), layout)
 
     def _pool_for(self, module: nn.Module, options: WrapOptions) -> Kind:
-        """How tokens are pooled; raises if this backbone cannot be read so."""
+        """The pooling of tokens; raises if this backbone does not support it."""
         if options.head is None and self.head is None:
             raise UnsupportedModel(
                 type(module).__name__,
@@ -238,7 +238,7 @@ class Parts:
 
 @dataclass(frozen=True, eq=False)
 class WrapOptions:
-    """Options of `wrap`; None stands for what the module or its library tells."""
+    """Options of `wrap`; None selects the value of the module or its library."""
 
     name: str
     mean: Sequence[float] | None = None
@@ -380,7 +380,7 @@ def require_text(module: nn.Module, text: TextInput | None) -> TextInput:
 
 
 def as_inputs(tokens: Any, device: torch.device) -> dict[str, Tensor]:
-    """What a tokenizer gave (ids [n, L], or a mapping of tensors) as keyword arguments on a
+    """The output of a tokenizer (ids [n, L], or a mapping of tensors) as keyword arguments on a
     device."""
     named = tokens if isinstance(tokens, Mapping) else {"input_ids": tokens}
     return {name: torch.as_tensor(value, device=device) for name, value in named.items()}

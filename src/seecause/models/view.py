@@ -65,7 +65,7 @@ class Readout:
         return not self.has_mean and self.latent is None
 
     def rows(self, layout: TokenLayout) -> slice | list[int] | None:
-        """The only rows that are read; None: all."""
+        """The rows that the readout uses; None: all."""
         return span(self.read_prefix(layout)) if self.reads_rows else None
 
     def of_rows(self, h: Tensor, layout: TokenLayout) -> Tensor:
@@ -109,7 +109,7 @@ class VisionModel(ImageModel):
     gates: Tensor | None = None
     # the class that each class of the module is merged into (background)
     merged: tuple[int, ...] = ()
-    # images [B, 3, H, W] -> what blocks may know about each token [B, T, F] (block.py)
+    # images [B, 3, H, W] -> facts about each token [B, T, F] (block.py)
     facts: Callable[[Tensor], Tensor] | None = None
 
     @property
@@ -163,7 +163,7 @@ class VisionModel(ImageModel):
         return (*super().state_key(), self._gate_values())
 
     def fingerprint(self) -> str:
-        """Of the weights, of the gates, and of which classes count as one."""
+        """A digest of the weights, the gates, and the mapping of merged classes."""
         marks = [
             digest(repr(values), length=8)
             for values in (self._gate_values(), self.merged)
