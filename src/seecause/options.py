@@ -34,8 +34,8 @@ _SENTENCE_END = re.compile(r"(?<=\.)(?<!et al\.) (?=[A-Z`])")
 
 @dataclass(frozen=True)
 class Limit:
-    """The values of its type that an option may have, as a test and in words: a part of
-    `Annotated[int, Limit(...)]`."""
+    """A limit of an option's values, as a test and in words, used as `Annotated[int,
+    Limit(...)]`."""
 
     holds: Callable[[Any], bool]
     words: str
@@ -79,8 +79,8 @@ def check_options(
     *,
     leave_out: Collection[str] = (),
 ) -> None:
-    """Refuse an option that `function` has no keyword for, and a value that is not of the kind its
-    annotation says. `what` names the function to the user."""
+    """Raises BadOption for an option that `function` has no keyword for, and for a value that does
+    not fit its annotation. `what` names the function in messages."""
     known = keyword_options(function, leave_out=leave_out)
     hints = _hints(inspect.unwrap(function))
     for name, value in options.items():
@@ -161,7 +161,7 @@ def checked(thing: F) -> F:
 
 
 def accepts(hint: Any, value: Any) -> bool:
-    """Whether a value is of the kind an annotation says. A tuple may come as a list: manifests are
+    """Whether a value fits an annotation. A list is accepted for a tuple, because manifests are
     JSON."""
     return _kind(hint)[0](value)
 

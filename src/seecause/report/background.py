@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from seecause.models.base import ImageModel
 
 SHOWN = 6  # images in a gallery
-GROUPS = 12  # of a table, the worst first
+GROUPS = 12  # maximum number of groups in a table, the worst first
 TERMS = {  # numbers of audits, repairs and pruning
     "accuracy": "correct predictions on plain images",
     "flips": "share of predictions that change when the object is pasted on the background of an"
@@ -79,7 +79,7 @@ TERMS = {  # numbers of audits, repairs and pruning
 
 
 def meaning(name: str) -> str:
-    """What a number means; what it was measured with is after a comma."""
+    """The explanation of a number by its name; the fill in the name follows a comma."""
     return TERMS.get(name, TERMS.get(name.partition(", ")[0], ""))
 
 
@@ -220,7 +220,7 @@ def audit_rows(audit: BackgroundAudit, names: Sequence[str]) -> list[dict[str, A
 
 
 def repair_sections(result: Repair) -> list[Section]:
-    """The same images before and after, then numbers, remedies and protocol."""
+    """Images before and after the repair, then numbers, remedies and protocol."""
     from seecause.background.repair import NOT_TESTED
 
     settings = {k: v for k, v in result.record.items() if v not in (None, [], "")}
@@ -242,7 +242,7 @@ def before_after_section(result: Repair, *, count: int = SHOWN) -> Section:
 
 
 def repair_change_section(result: Repair) -> Section:
-    """Numbers before and after, on images that nothing was chosen by."""
+    """Numbers before and after, on held-out images."""
     first, second = result.before.numbers(), result.after.numbers()
     rows = [
         (name, fixed(value), fixed(second[name]), meaning(name))
@@ -254,7 +254,7 @@ def repair_change_section(result: Repair) -> Section:
 
 
 def remedies_section(result: Repair) -> Section:
-    """What was tried, the chosen one shaded."""
+    """The remedies that were tried, the chosen one shaded."""
     names = ("accuracy", "flips", "transplants", "transplant-worst", "worst group")
     known = [n for n in names if any(n in each.test for each in result.candidates.values())]
     rows = [
@@ -292,7 +292,8 @@ def scores_section(scores: HeadScores, *, by: str, chosen: Sequence[Head] = ()) 
 
 
 def scores_sentence(scores: HeadScores) -> str:
-    """What heads carry together where two versions were exchanged; empty where none were."""
+    """The shares that the highest heads mediate, for selectors that exchange versions; otherwise
+    empty."""
     about = scores.protocol
     if about.get("mediated"):
         shares = [f"{share:.0%} by {count}" for count, share in about["mediated"].items()]
@@ -482,7 +483,7 @@ def _part_card(examples: PartExamples, raw: Tensor, index: int) -> Card:
 
 
 def note_of(net: IFAM) -> str:
-    """What the mask of this network promises, and what not."""
+    """The guarantees of this network's mask, and their limits."""
     promise = (
         "Stage 2 predicts from the coloured patches alone: with this mask, no dark pixel can change"
         " the prediction. Stage 1 sees the whole image when it chooses the mask."
