@@ -172,7 +172,9 @@ class LabelledImages(PerImage):
             count, *grid = masks.hard.shape
             odd = len(grid) != 2 or any(map(operator.mod, self.size, grid))
             if count != len(self) or odd:
-                expected = f"a mask per image of {list(self.images.shape)}, on pixels or patches"
+                expected = (
+                    f"a mask for each image of {list(self.images.shape)}, on pixels or patches"
+                )
                 raise BadOption(name, [count, *grid], expected)
         for name in ("other_background", "other_object"):
             other = getattr(self, name)

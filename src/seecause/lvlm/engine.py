@@ -413,7 +413,7 @@ class MaskEngine(MaskedRows):
     ):
         if isinstance(image, Prompt):
             if isinstance(answer, str) or (answer is not None and len(answer) != 1) or position:
-                expected = "None or one token id: a Prompt already contains the earlier tokens"
+                expected = "None or one token id with a Prompt, which contains earlier tokens"
                 raise BadOption("answer", answer, expected)
             prompt, shown = image, None
             self.target = int(lvlm.next_logits(image).argmax() if answer is None else answer[0])
