@@ -157,7 +157,8 @@ def _answer_ids(context: ActionContext, request: Asked) -> list[int]:
 
 def _check_position(request: Word, ids: list[int]) -> None:
     if request.position >= len(ids):
-        raise BadOption("position", request.position, f"an index below {len(ids)}, the tokens")
+        expected = f"an index below {len(ids)}, the number of tokens of the answer"
+        raise BadOption("position", request.position, expected)
 
 
 def _heads(context: ActionContext, places: tuple[int, ...]) -> list[tuple[int, int]]:
