@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import operator
 import re
 import tomllib
 from pathlib import Path
@@ -14,9 +16,8 @@ from seecause.data import dataset as datasets
 from seecause.metrics import registry as metrics
 
 ROOT = Path(__file__).parents[1]
-BLOCKS = re.findall(
-    r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.DOTALL
-)
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
 @pytest.fixture
@@ -43,11 +44,29 @@ def test_the_examples_run_one_after_the_other(left_as_it_was):
     assert (across[0, :, 0] == across[0, :, 50]).all() and (down[0, 0] == down[0, 50]).all()
 
 
+def test_every_equation_is_computed_where_the_table_says():
+    table = PAGE.split("### From equation to function")[1].split("\n\n")[2]
+    rows = [[cell.strip() for cell in row.split("|")[3:5]] for row in table.splitlines()[2:]]
+    assert len(rows) >= 15
+    for file, functions in rows:
+        home = importlib.import_module(
+            "seecause." + file.strip("`").removesuffix(".py").replace("/", ".")
+        )
+        if not functions.startswith("experiment "):  # a table by its name
+            for name in functions.split(", "):
+                found = operator.attrgetter(name.strip("`"))(home)
+                assert getattr(found, "__module__", home.__name__) == home.__name__, name
+
+
 def test_every_dependency_has_the_floor_that_was_tested():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").replace("-", "_").splitlines()
     for dependency in project["dependencies"]:
         name, _, floor = dependency.partition(">=")
-        assert re.search(rf"\| {name} \| {re.escape(floor)}", page), f"{name} has no tested floor"
+        row = re.search(rf"^\| {name} \| {re.escape(floor)} \| (\S+) \|", PAGE, flags=re.M)
+        assert row, f"{name} has no tested floor"
+        assert f"{name}=={row[1]}".replace("-", "_") in pinned, (
+            f"{name} is pinned to another release"
+        )
         assert re.search(rf"'{name}=={re.escape(floor)}", makefile), f"test-oldest has no {name}"

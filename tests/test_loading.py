@@ -104,7 +104,7 @@ def vit(**changes):
         ({}, {"size": 64}, r"\(32, 32\), which VisionTransformer is built for"),
         ({}, {"size": "large"}, "height, width"),
         ({"num_classes": 0}, {"pool": "max"}, "expected cls or mean or cls[+]mean"),
-        ({"num_classes": 0}, {"pool": "latent"}, "can be read by"),
+        ({"num_classes": 0}, {"pool": "latent"}, "the pools of"),
         ({"num_classes": 0, "class_token": False, "global_pool": "avg"}, {"pool": "cls"}, "mean"),
         ({"num_classes": 0}, {"head": torch.ones(24)}, r"a matrix \[classes, width\]"),
         ({}, {"classes": range(5)}, "names in the order of the outputs"),

@@ -1,4 +1,4 @@
-"""See what causes a vision transformer's answer, and change it.
+"""See what causes a vision transformer's prediction, and change it.
 
 What it offers is listed in `__init__.pyi` and imported on first use: `import seecause` loads
 neither torch nor a model library.

@@ -1,8 +1,8 @@
 """Randomness as a function: every number is a hash of (sample seed, purpose), never the state of a
 generator.
 
-So an image depends on its own latent alone: not on its place in the batch, the batch size or what
-was drawn before. Only additions, products, roots and comparisons are used on the way to a pixel.
+So an image depends on its own latent alone: not on its index in the batch, the batch size or
+earlier draws. Only additions, products, roots and comparisons are used on the way to a pixel.
 Those are rounded the same in vectorised and in scalar loops; `torch.sin` and friends are not, and
 would change last bits with the batch size.
 """

@@ -1,5 +1,5 @@
-"""What results depend on besides their options: library versions, the code of this package and of
-plug-ins, and the arithmetic of the process."""
+"""Library versions, digests of the code of this package and of plug-ins, and settings of the
+process's arithmetic: everything besides options that results depend on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIBRARIES = (
     *("torch", "torchvision", "timm", "transformers"),
     *("numpy", "scipy", "scikit-learn", "pillow"),
 )
-ABOVE = ("report", "demo", "cli")  # packages that draw and ask; nothing in them decides a number
+ABOVE = ("report", "demo", "cli")  # packages that change no number of a result
 
 
 @cache
@@ -56,13 +56,13 @@ def check_versions(planned: Mapping[str, str], here: Mapping[str, str] | None = 
     here = versions() if here is None else here
     for what in {**planned, **here} if planned else ():
         if here.get(what) != planned.get(what):
-            expected = f"{planned.get(what)}, with which the run was planned; use the same software"
+            expected = f"{planned.get(what)}, the version that the run was planned with"
             raise BadOption(what, here.get(what), expected)
 
 
 @cache
 def source_digest() -> str:
-    """A digest of this package's code, except of what only shows results."""
+    """A digest of this package's code, without the packages in `ABOVE`."""
     root = Path(seecause.__file__).parent
     files = [
         path for path in sorted(root.rglob("*.py")) if path.relative_to(root).parts[0] not in ABOVE

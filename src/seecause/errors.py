@@ -1,4 +1,4 @@
-"""Errors that a user can cause, and how work is stopped.
+"""Errors that a user can cause, and a way to stop work.
 
 Each error says what was wrong, what was expected and what to do; the command line prints it on one
 line and exits with code 2. Between two blocks of a run, and between two chunks, work calls
@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-SHOWN = 30  # names in a list
-LONGEST = 200  # letters of a value
+SHOWN = 30  # maximum number of names in a message
+LONGEST = 200  # maximum number of characters of a value in a message
 _check: ContextVar[Callable[[], None] | None] = ContextVar("seecause_stop", default=None)
 
 
@@ -39,7 +39,7 @@ class BadOption(SeecauseError, ValueError):
 
     def __init__(self, name: str, got: object, expected: str):
         shown = repr(got)
-        if len(shown) > LONGEST:  # a module, say
+        if len(shown) > LONGEST:  # for example a module
             shown = f"a {type(got).__name__}"
         value = f"{name} is not set" if got is None else f"{name}={shown} cannot be used"
         super().__init__(f"{value}; expected {expected}.")
@@ -103,8 +103,8 @@ class EditLost(SeecauseError):
 
     def __init__(self, edit: str, part: str, reason: str, versions: str):
         super().__init__(
-            f"the edit {edit!r} does not reach {part}: {reason}. Nothing would be reported"
-            f" truthfully, so it is refused. Installed: {versions}; see docs/symptoms.md."
+            f"the edit {edit!r} does not reach {part}: {reason}. Results would be wrong, so the"
+            f" edit was not applied. Installed: {versions}; see docs/symptoms.md."
         )
 
 
@@ -179,7 +179,7 @@ def stoppable(check: Callable[[], None]) -> Iterator[None]:
 
 
 def may_stop() -> None:
-    """Called where work can end without harm."""
+    """Raises if the work should stop; called where this is safe."""
     check = _check.get()
     if check is not None:
         check()

@@ -1,7 +1,7 @@
 """Files and folders that are complete or absent, and digests.
 
-A file is written beside its place, synced and moved into it. A folder is drafted beside its place;
-replacing an earlier one takes two renames, and `mend_folder` undoes a kill between them.
+A file is written beside its path, synced and renamed to it. A folder is drafted beside its path;
+replacing an earlier one takes two renames, and `recover_folder` recovers from a kill between them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _DRAFT = re.compile(r"^\..+\.(\d+)\.partial$")
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write into, which becomes `path` when the block ends well, also across a power
-    cut."""
+    """A file to write into, which becomes `path` if the block ends without an error; it is synced,
+    so that a power cut leaves no partial file."""
     draft = _draft_of(path)
     try:
         with draft.open("wb") as file:
@@ -40,7 +40,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write a file so that its name never stands for half of it."""
+    """Write a file atomically: it is complete or absent."""
     with atomic_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
@@ -51,8 +51,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def safe_cell(value: Any) -> Any:
-    """A value as it may stand in a CSV: a text that a spreadsheet would take for a formula begins
-    with a quote.
+    """A value for a CSV: text that a spreadsheet would read as a formula gets a quote in
+    front.
 
     >>> safe_cell("=1+1"), safe_cell("-0.5"), safe_cell(-0.5)
     ("'=1+1", '-0.5', -0.5)
@@ -74,10 +74,10 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
 
 @contextmanager
 def draft_folder(path: Path) -> Iterator[Path]:
-    """An empty folder beside `path`, gone when the block ends; where a kill leaves one, the next
-    call for `path` clears it away."""
+    """An empty folder beside `path`, which is removed when the block ends. After a kill, the next
+    call for `path` removes it."""
     path = path.absolute()
-    mend_folder(path)
+    recover_folder(path)
     draft = _draft_of(path)
     try:
         draft.mkdir(parents=True)
@@ -88,15 +88,15 @@ def draft_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """An empty folder to fill, which becomes `path` (instead of what is there) when the block ends
-    well."""
+    """An empty folder to fill, which replaces `path` if the block ends without an
+    error."""
     with draft_folder(path) as draft:
         yield draft
         replace_folder(draft, path)
 
 
 def replace_folder(draft: Path, path: Path) -> None:
-    """Move a folder to `path`, instead of what is there."""
+    """Move a folder to `path`, replacing an existing one."""
     path = path.absolute()
     old = _old_of(path)
     if path.exists():
@@ -105,7 +105,7 @@ def replace_folder(draft: Path, path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def mend_folder(path: Path) -> None:
+def recover_folder(path: Path) -> None:
     """Undo a replacement that was killed between its two renames, and remove drafts of dead
     processes."""
     path = path.absolute()
@@ -146,7 +146,7 @@ def digest(*parts: bytes | str, length: int = 16) -> str:
 
 
 def digest_json(value: Any, *, length: int = 16) -> str:
-    """A digest of anything that JSON can say; the order of keys does not matter."""
+    """A digest of a JSON value; the order of keys does not matter."""
     return digest(json.dumps(value, sort_keys=True), length=length)
 
 

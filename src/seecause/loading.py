@@ -8,7 +8,7 @@ Folders of `background.export` hold a card (`seecause.json`) beside weights:
 
     zeroed   the library's own checkpoint; the card adds class names, preprocessing and a head that
              is not part of the native module, if there is one
-    sliced   smaller weights; the module is built whole, loses the same heads, and is then filled
+    sliced   smaller weights; the whole module is built, heads are removed, weights are loaded
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ if TYPE_CHECKING:
     from seecause.models.staged import StagedModel
 
 log = logging.getLogger(__name__)
-ZOO = Path(__file__).parent / "critters" / "checkpoints"  # what `builtin:` names
+ZOO = Path(__file__).parent / "critters" / "checkpoints"  # the models of `builtin:`
 # classes of this package, by the module whose `from_card` builds them
 BUILDERS = {"IFAM": "seecause.faithful.net", "PlantedViT": "seecause.critters.planted"}
 CARD = "seecause.json"
 PLAIN, SLICED, HEAD = "model.safetensors", "sliced.safetensors", "head.safetensors"
-ADAPTER = "adapter_config.json"  # of PEFT
+ADAPTER = "adapter_config.json"  # file of PEFT
 # modules of timm whose models take images of any size
 ANY_SIZE = ("resnet", "densenet", "vgg", "convnext")
 LIBRARIES = ("builtin", "timm", "hf", "torchvision", "open_clip")
-# names in the order of the outputs; one text is the path of a file
+# names in the order of the outputs; a single string is the path of a file
 ClassNames = Sequence[str] | str | Path
 
 
@@ -111,17 +111,17 @@ def wrap(
         module: A module of timm, transformers, torchvision or open_clip, compiled, parallel,
             averaged or adapted by PEFT, or one with a method `view_parts`.
         name: The model's name in results.
-        mean: Mean of each channel, where the module does not tell it.
+        mean: Mean of each channel, if the module does not define it.
         std: Standard deviation of each channel.
         size: Height and width of images.
         classes: Names in the order of the outputs, or a file of names.
         head: The classifier of a bare backbone: a matrix [classes, width] or a module, such as
             a `seecause.models.parts.CosineHead` of embeddings.
-        pool: What the head reads: "cls", "mean" or "cls+mean".
+        pool: The pooling that the head reads: "cls", "mean" or "cls+mean".
         sigmoid: Whether classes are independent (multi-label).
         preprocess: All of the preprocessing, in place of `mean`, `std` and `size`.
         templates: Prompts with {} for the class name, for a model with a text tower.
-        tokenizer: What turns prompts into tokens, for a model with a text tower.
+        tokenizer: The tokenizer of prompts, for a model with a text tower.
         check: Whether the view is compared with the module.
 
     Returns:
@@ -145,7 +145,7 @@ def wrap(
     if tokenizer is not None:
         text = TextInput(tuple(classes or ()), tuple(templates or TEMPLATES), tokenizer)
     elif templates is not None:
-        raise BadOption("templates", templates, "None without tokenizer=, which reads them")
+        raise BadOption("templates", templates, "None, or tokenizer= with them")
     name = name or type(module).__name__
     around, (module, stated) = module, native_model(module)
     given = {
@@ -167,9 +167,9 @@ def wrap(
 
 
 def need_names(model: ImageModel) -> None:
-    """Refuse names that are not one for each class."""
+    """Raises if there is not one name for each class."""
     if model.classes and len(model.classes) != model.n_classes:
-        expected = f"{model.n_classes}, one for each class of {model.name} in its order"
+        expected = f"{model.n_classes} names, one for each class of {model.name} in its order"
         raise BadOption("classes", f"{len(model.classes)} names", expected)
 
 
@@ -180,7 +180,7 @@ def as_view(model: ImageModel | nn.Module) -> ImageModel:
         return model
     if isinstance(model, nn.Module):
         return wrap(model)
-    raise BadOption("model", type(model).__name__, "what sc.load or sc.wrap gives, or a module")
+    raise BadOption("model", type(model).__name__, "a model of sc.load or sc.wrap, or an nn.Module")
 
 
 def rewrap(
@@ -197,7 +197,7 @@ def rewrap(
         reason = f"{model.name} answers through a language model"
         raise NotDefined("an edited copy", reason, "Use background.ablate, or model.export")
     need_own_classes(model, "an edited copy")
-    own = model.extra  # a head that a text tower made is made again
+    own = model.extra  # a zero-shot head is made again
     if head is None and not (isinstance(own, CosineHead) and own.from_text):
         head = copy.deepcopy(own)
     other = wrap(
@@ -217,8 +217,8 @@ def rewrap(
 
 
 def need_own_classes(model: VisionModel, what: str) -> None:
-    """Refuse a view in which several classes count as one answer, where the module alone is copied
-    or written: that would forget it."""
+    """Raises for a view with merged classes, because the mapping is not part of the module that is
+    copied or saved."""
     if model.merged:
         counted = (
             f"{len(model.merged)} classes of {model.name} count as {len(model.classes)} answers,"
@@ -349,7 +349,7 @@ def fetched(
     fetch: Callable[[], Any],
     remedy: str = "pass weights=PATH (--weights PATH), or 'random' to use random ones",
 ) -> Any:
-    """What a library's own loader returns; its failure is raised as `DataMissing`."""
+    """The result of a library's own loader; its failure is raised as `DataMissing`."""
     try:
         return fetch()
     except (OSError, RuntimeError, ValueError, ImportError) as failure:
@@ -449,7 +449,7 @@ def _cards(folder: Path) -> list[Path]:
 
 
 def _exported(card: dict[str, Any], folder: Path) -> Source:
-    """What `background.export` wrote."""
+    """A model that `background.export` wrote."""
     origin = card["origin"]
     if not origin:
         remedy = "build it, load model.safetensors into it, and pass it to sc.wrap"
@@ -539,7 +539,7 @@ def _model_class(name: str) -> Any:
 
 
 def _need_known(kind: str, name: str, known: Sequence[str]) -> None:
-    """Refuse the address of a hub: a card may name only models that the library builds itself."""
+    """Raises for addresses of a hub: a card may name only models that the library builds itself."""
     if str(name).partition(".")[0] not in known:
         raise UnknownName(kind, str(name), known)
 
@@ -566,7 +566,7 @@ def _timm(name: str, weights: str | Path | None, size: tuple[int, int] | None) -
 
 
 def _timm_folder(folder: Path, card: dict[str, Any], size: tuple[int, int] | None) -> Source:
-    """What timm's `save_for_hf` and `push_to_hf_hub` wrote."""
+    """A model that timm's `save_for_hf` or `push_to_hf_hub` wrote."""
     import timm
 
     name = str(card["architecture"])
@@ -765,19 +765,19 @@ def _adapter(folder: Path, name: str | None, size: tuple[int, int] | None) -> So
 
 # ---------------------------------------------------------------- checkpoints of trainings
 
-LOSSES = ("criterion", "loss", "optim", "metric")  # how parts begin that no prediction needs
+LOSSES = ("criterion", "loss", "optim", "metric")  # prefixes of weights that are ignored
 
 
 class _Inert:
-    """Stands for a class in a file that is no tensor, such as Lightning's hyper-parameters: an
-    ordered dictionary, which torch fills with the object's items and attributes."""
+    """Replaces classes of other objects in a file, such as Lightning's hyper-parameters: an ordered
+    dictionary, which torch fills with the object's items and attributes."""
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
         return OrderedDict()
 
 
 class _Nothing:
-    """Stands for numpy's arrays and scalars, whose state is no dictionary."""
+    """Replaces numpy's arrays and scalars, whose state is no dictionary."""
 
     def __init__(self, *args: Any):
         pass
@@ -859,7 +859,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _prefix(state: Mapping[str, Tensor], own: Mapping[str, Tensor], source: str) -> str:
-    """What stands in a checkpoint before the names of the module; two models in it are refused."""
+    """The prefix of the module's names in a checkpoint; raises if it contains two models."""
     longest = max(own, key=len)
     found = [name.removesuffix(longest) for name in state if f".{name}".endswith(f".{longest}")]
     if len(found) > 1:

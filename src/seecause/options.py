@@ -34,8 +34,8 @@ _SENTENCE_END = re.compile(r"(?<=\.)(?<!et al\.) (?=[A-Z`])")
 
 @dataclass(frozen=True)
 class Limit:
-    """The values of its type that an option may have, as a test and in words: a part of
-    `Annotated[int, Limit(...)]`."""
+    """A limit of an option's values, as a test and in words, used as `Annotated[int,
+    Limit(...)]`."""
 
     holds: Callable[[Any], bool]
     words: str
@@ -79,8 +79,8 @@ def check_options(
     *,
     leave_out: Collection[str] = (),
 ) -> None:
-    """Refuse an option that `function` has no keyword for, and a value that is not of the kind its
-    annotation says. `what` names the function to the user."""
+    """Raises BadOption for an option that `function` has no keyword for, and for a value that does
+    not fit its annotation. `what` names the function in messages."""
     known = keyword_options(function, leave_out=leave_out)
     hints = _hints(inspect.unwrap(function))
     for name, value in options.items():
@@ -96,8 +96,9 @@ def with_options(
     more: Mapping[str, Mapping[str, Any]],
     known: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, dict[str, Any]]:
-    """`own` options by name, with `more` of them added. Those with the name "" are added to all
-    that have them in `known`; one that none has is refused."""
+    """`own` options by name, with `more` of them added. Options with the name "" are
+    added to all entries of `known` that have them. Raises BadOption for an option that no entry of
+    `known` has."""
     by_name = {name: dict(own.get(name, {})) for name in {**own, **known}}
     for name, key in [(name, key) for name, options in more.items() for key in options]:
         takers = [taker for taker in known if key in known[taker] and name in ("", taker)]
@@ -160,7 +161,7 @@ def checked(thing: F) -> F:
 
 
 def accepts(hint: Any, value: Any) -> bool:
-    """Whether a value is of the kind an annotation says. A tuple may come as a list: manifests are
+    """Whether a value fits an annotation. A list is accepted for a tuple, because manifests are
     JSON."""
     return _kind(hint)[0](value)
 
@@ -171,8 +172,8 @@ def _expected(hint: Any) -> str:
 
 @functools.cache
 def _kind(hint: Any) -> tuple[Callable[[Any], bool], list[str]]:
-    """A test for the values that an annotation says, and words for them; what cannot be typed on a
-    command line has none."""
+    """Returns (test, description) for the values of an annotation. The description is empty for
+    types that cannot be given on the command line."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind is Annotated:
         holds, words = _kind(parts[0])

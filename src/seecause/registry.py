@@ -1,4 +1,4 @@
-"""Things by name: methods, metrics, selectors, datasets, experiments.
+"""Registries of named entries: methods, metrics, selectors, datasets, experiments.
 
     metrics: Registry[Metric] = Registry("metric", group="seecause.metrics", homes={...})
     metrics.add("insertion", Metric(...))         # what a decorator does
@@ -116,7 +116,7 @@ def plugins(group: str) -> Mapping[str, Any]:
             if callable(plugin) and not _needs_arguments(plugin):
                 plugin()
             loaded[entry.name] = plugin
-        except Exception as error:  # whatever other people's code raises
+        except Exception as error:  # other packages may raise anything
             what = f"the plug-in {entry.name!r} of {group} ({entry.value}) is skipped"
             warnings.warn(f"{what}: {type(error).__name__}: {error}", stacklevel=4)
     return MappingProxyType(loaded)

@@ -1,4 +1,4 @@
-"""What every result can do: give its numbers, become a table, be saved and be shown."""
+"""The base class of results: numbers, tables, saving and display."""
 
 from __future__ import annotations
 

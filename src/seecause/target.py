@@ -1,7 +1,7 @@
 """What is explained: a class, a contrast of two classes, any function of the logits; or a row of a
 detector or a segmentation model.
 
-A target names a row. Pixels are those of the model's frame, the size that `preprocess` gives:
+A target may select one output. Pixels are those of the model's frame, the size of `preprocess`:
 
     Box(3)                          query 3 and its best class                  box:3
     Box(3, label="cat")             query 3 and the class cat                   box:3:cat
@@ -39,18 +39,19 @@ class Answer:
 
     name: str
     probability: float
-    explained: bool = False  # whether the maps beside it are maps of this class
+    explained: bool = False  # whether maps are of this class
 
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """One of: classes [B]; classes [B] against others [B]; a function of logits [M, C] -> [M]. All
-    None: the predicted class."""
+    """What is explained: one class per image [B], the difference of the logits of two classes
+    (`classes` and `against`), or a function of logits [M, C] -> [M]. If nothing is set, the
+    predicted class."""
 
     classes: Tensor | None = None
     against: Tensor | None = None
     function: Callable[[Tensor], Tensor] | None = None
-    logits: Tensor | None = None  # [B, C] of the plain run that bound it, where one did
+    logits: Tensor | None = None  # [B, C] of the plain run that `bind` used
     sigmoid: bool = False  # whether each class has a probability of its own
 
     @property
@@ -65,15 +66,15 @@ class Target:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What a target has for each image."""
+        """The tensors of a target with one row for each image."""
         return [t for t in (self.classes, self.against) if t is not None]
 
     def given(self, *tensors: Tensor) -> Target:
-        """The same with other `tensors`."""
+        """This target with other `tensors`."""
         return Target(*tensors, function=self.function, sigmoid=self.sigmoid) if tensors else self
 
     def take(self, rows: Tensor | slice) -> Target:
-        """The same for other rows: images of the batch in any order, any of them several times."""
+        """This target for other rows: images of the batch in any order, with repeats."""
         taken = [None if t is None else t[rows] for t in (self.classes, self.against)]
         return Target(*taken, function=self.function, sigmoid=self.sigmoid)
 
@@ -98,7 +99,7 @@ class Target:
         return scores
 
     def record(self, model: ImageModel) -> dict[str, Any]:
-        """What manifests say."""
+        """The target for manifests."""
         if self.function is not None:
             return {"function": getattr(self.function, "__name__", "callable")}
         names = {
@@ -143,8 +144,8 @@ def parse(model: ImageModel, spec: Spec, batch: int) -> Target:
 
 
 def need_aimed(model: ImageModel) -> None:
-    """Refuse a model that predicts many rows until one of them is chosen: unaimed it would
-    answer for another row than a map explains, or for another one at each step."""
+    """Raises for detectors and segmentation models until a box or region is selected: otherwise
+    the selected output could differ between the prediction and each step of the attribution."""
     if not model.aimed:
         raise NotDefined(
             "one prediction for an image",
@@ -154,7 +155,7 @@ def need_aimed(model: ImageModel) -> None:
 
 
 def need_class(model: ImageModel, spec: Spec) -> None:
-    """Refuse a box or a region of a model that gives one prediction for an image."""
+    """Raises for a box or a region if the model gives one prediction for an image."""
     if parse_row(spec) is not None:
         raise NotDefined(
             "a box or a region", f"{model.name} gives one prediction for an image", "Name a class"
@@ -238,7 +239,7 @@ class Region:
     """Pixels of the image, as the target of `sc.attribute`.
 
     Args:
-        where: Corners (x0, y0, x1, y1), one place (x, y), a mask [H, W], or None for the pixels of
+        where: Corners (x0, y0, x1, y1), one point (x, y), a mask [H, W], or None for the pixels of
             the largest class.
         label: The class whose score is explained; None for the class of most of these pixels.
 

@@ -70,7 +70,7 @@ def test_the_path_turns_the_answer_and_none_of_its_patches_can_be_spared(context
 
 
 def test_two_pictures_with_one_answer_have_no_path(context):
-    with pytest.raises(BadOption, match="two pictures with other answers"):
+    with pytest.raises(BadOption, match="two images with different predictions"):
         swap.path(context, Swap(**{**ON, "b": "s0"}))
 
 

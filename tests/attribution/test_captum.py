@@ -56,7 +56,7 @@ def test_targets_and_tuples_as_captum_has_them(case):
 def test_what_captum_may_ask_and_a_view_cannot_answer_is_refused(case):
     model, images = case
     caap = ours_for_captum.CAAP(model)
-    with pytest.raises(BadOption, match="one: a batch"):
+    with pytest.raises(BadOption, match="one tensor: a batch"):
         caap.attribute((images, images), target=1)
     with pytest.raises(BadOption, match="additional_forward_args"):
         caap.attribute(images, target=1, additional_forward_args=(3,))

@@ -74,7 +74,7 @@ def test_masks_are_on_pixels_or_on_patches():
     unknown = LabelledImages(images, truth=Masks.given(torch.full_like(truth, IGNORE)))
     assert not unknown.truth.known.any()
     for wrong in (truth[:, :3], truth.repeat(2, 1, 1)):
-        with pytest.raises(BadOption, match="one for each image"):
+        with pytest.raises(BadOption, match="a mask for each image"):
             LabelledImages(images, masks=wrong)
     with pytest.raises(BadOption, match="other_background"):
         LabelledImages(images, other_background=images[:, :, :4])

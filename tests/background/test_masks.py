@@ -265,8 +265,8 @@ def test_maps_are_kept_by_content(biased, data, tmp_path, monkeypatch):
     ("source", "options", "message"),
     [
         (None, {}, r"has none.*another network"),
-        (torch.ones(6, 40, 40), {}, "one for each image"),
-        (torch.ones(2, 96, 96), {}, "one for each image"),
+        (torch.ones(6, 40, 40), {}, "a mask for each image"),
+        (torch.ones(2, 96, 96), {}, "a mask for each image"),
         ("given", {"score": "prob"}, "no method"),
         ("given", {"method": "rollout"}, "no method"),
         ("own", {"nonsense": 1}, "option 'nonsense' of caap"),

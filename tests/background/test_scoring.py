@@ -240,7 +240,7 @@ def test_bad_data_and_models_are_refused():
     images = data.images
     one = data.take(torch.tensor([0]))
     assert score(model, one).error.isnan().all()  # one image says nothing of others
-    with pytest.raises(BadOption, match="no other to take from"):
+    with pytest.raises(BadOption, match="resampling needs at least two"):
         score(model, one, operator="resample")
     with pytest.raises(BadOption, match="masks of the images"):
         score(model, images)

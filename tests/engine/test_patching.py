@@ -100,8 +100,8 @@ def test_every_kind_of_a_block_is_put_at_its_own_tokens_and_heads():
         (sc.Site(0, heads=[1]), "no heads"),
         (sc.Site(-1), "block 0-3"),
         (sc.Site(0, "heads", source_tokens=[1]), "kind resid"),
-        (sc.Site(0, tokens=[1, 2], source_tokens=[3]), r"as many as tokens \(2\)"),
-        (sc.Site(0, source_tokens=[3]), r"as many as tokens \(25\)"),
+        (sc.Site(0, tokens=[1, 2], source_tokens=[3]), r"as many source tokens as tokens \(2\)"),
+        (sc.Site(0, source_tokens=[3]), r"as many source tokens as tokens \(25\)"),
     ],
 )
 def test_impossible_sites_are_refused(site, said):

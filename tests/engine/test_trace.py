@@ -170,5 +170,5 @@ def test_attentions_are_blocks_and_a_latent_pool(family, count):
     last = list(attention_probs(model, images, start=count - 1))
     assert len(last) == 1 and last[0].shape[-1] == model.layout.tokens
     for wrong in (-1, count):
-        with pytest.raises(BadOption, match=f"0-{count - 1}, the first attention"):
+        with pytest.raises(BadOption, match=f"0-{count - 1}, the index of the first attention"):
             check_start(model, wrong)

@@ -115,7 +115,7 @@ def test_a_word_past_the_end_of_the_models_own_answer_is_refused():
     lvlm.module.generation_config.eos_token_id = ends
     length = message.index(message[2])
     assert lvlm.speak(lvlm.prompt(picture, QUESTION), 4) == message[:length]
-    with pytest.raises(BadOption, match="says nothing"):
+    with pytest.raises(BadOption, match="generates no token"):
         MaskEngine(lvlm, picture, QUESTION, bank, position=3, floor=None)
 
 

@@ -53,7 +53,7 @@ def test_what_is_no_class_is_refused_in_words(model, name, error, words):
 
 def test_several_classes_of_one_name_are_told_by_their_numbers(model):
     model.classes = ("a, b", "c, b", "d")
-    with pytest.raises(BadOption, match="classes 0, 1 are all called so"):
+    with pytest.raises(BadOption, match="classes 0, 1 share this name"):
         model.class_index("b")
     assert model.class_name(2) == "d" and model.class_name(3) == "class 3"
 

@@ -49,7 +49,7 @@ def test_every_column_of_scores_has_its_own_numbers():
 def test_scores_by_exchange_say_what_heads_carry_or_that_there_is_no_effect():
     about = {"mediated": {}, "effect": 0.01, "effect error": 0.02, "images": [5, 3, 16, 16]}
     told = pages.scores_sentence(HeadScores(torch.zeros(1, 1), protocol=about))
-    assert "other versions of 5 images move predictions by 0.01 ± 0.02 nats" in told
+    assert "other versions of 5 images on predictions is 0.01 ± 0.02 nats" in told
     shared = pages.scores_sentence(HeadScores(torch.zeros(1, 1), protocol={"mediated": {1: 0.5}}))
     assert "50% by 1" in shared and pages.scores_sentence(HeadScores(torch.zeros(1, 1))) == ""
 

@@ -27,11 +27,11 @@ Progress = Callable[[float, str], None]
 
 PER_SESSION = 12  # jobs of one session that wait for one model
 WORKERS = 6  # jobs of one model that run at once
-OWN_WORKERS = 2  # those of one session; its next jobs wait for them
+OWN_WORKERS = 2  # jobs of one session that run at once
 
 
 class Refused(SeecauseError):
-    """Something that the server does not do now, with the HTTP status that says so."""
+    """A request that the server refuses for now, with its HTTP status."""
 
     def __init__(self, reason: str, status: int):
         super().__init__(reason)
@@ -65,7 +65,7 @@ class Job:
             with stoppable(self.check):
                 self.check()
                 result = self._run(self.progress)
-        except BaseException as failure:  # the worker goes on; the request that waits raises it
+        except BaseException as failure:  # raised by the waiting request; the worker continues
             if not isinstance(failure, Stopped | SeecauseError):
                 log.error("job %s failed", self.id, exc_info=failure)
             self.future.set_exception(failure)
@@ -86,7 +86,9 @@ class Queue:
         self._changed = threading.Condition()
         self._open = True
         for number in range(WORKERS):
-            context = contextvars.Context()  # nothing of whoever starts the server
+            context = (
+                contextvars.Context()
+            )  # empty: no variables of the thread that starts the server
             label = f"queue {name} {number}"
             args = (self._serve,)
             threading.Thread(target=context.run, args=args, name=label, daemon=True).start()
@@ -119,8 +121,8 @@ class Queue:
             self._changed.notify_all()
 
     def _next(self) -> Job | None:
-        """The oldest job of the session whose last turn is longest ago; not of one with as many
-        running jobs as it may have."""
+        """The oldest job of the session whose last turn is longest ago, without sessions that have
+        the maximum number of running jobs."""
         running = Counter(job.session for job in self._running)
         free = [job for job in self._waiting if running[job.session] < OWN_WORKERS]
         return min(free, key=lambda job: self._served[job.session], default=None)

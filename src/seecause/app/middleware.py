@@ -1,8 +1,9 @@
-"""Who may ask, and what a browser may do with the answer. Plain ASGI, around everything else.
+"""Access control, and response headers that restrict the browser. Plain ASGI middleware.
 
 A page of another site must not reach this server through the user's browser: requests whose Host is
 not ours are refused (DNS rebinding), and so are those that another origin sends. Bound to anything
-but this machine, the server also wants a token, which the printed URL carries and a cookie keeps.
+but this machine, the server also requires a token, which is part of the printed URL and kept in a
+cookie.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ POLICY = (
 )
 HEADERS = {
     "content-security-policy": POLICY,
-    "cache-control": "no-cache",  # the next server at this address names its own things alike
+    "cache-control": "no-cache",  # another server at this address may use the same names
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
@@ -48,7 +49,8 @@ RUN_HEADERS = {
 
 
 class AccessMiddleware:
-    """Checks every request, then hands it to `app`. `token` None: only this machine may ask."""
+    """Checks every request, then hands it to `app`. Without `token`, only this machine has
+    access."""
 
     def __init__(self, app: ASGIApp, *, token: str | None = None, port: int = 0):
         self.app, self.token, self.cookie = app, token, f"seecause-{port}"

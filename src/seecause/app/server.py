@@ -1,9 +1,9 @@
 """Routes of `seecause serve`. A request is read, checked and queued here; panels compute.
 
-POST   /api/session                 a session of one's own
-POST   /api/pictures                the bytes of a picture
-POST   /api/run/PANEL/ACTION        a job: its answer, or how far it is
-GET    /api/jobs/ID                 the same, later
+POST   /api/session                 a new session
+POST   /api/pictures                the bytes of an image
+POST   /api/run/PANEL/ACTION        run a job: its reply, or its progress
+GET    /api/jobs/ID                 the reply or progress of a job
 DELETE /api/jobs/ID                 cancel it
 GET    /api/files/ID                what a job made for download
 GET    /runs/ID                     a page of a result, in a sandbox
@@ -44,12 +44,12 @@ from seecause.errors import BadImage, SeecauseError, Stopped, UnknownName
 log = logging.getLogger(__name__)
 REQUEST_BYTES = 1 << 20
 WAIT = 0.8  # seconds that a request waits for its job, so that quick ones need one round trip
-DECODING = 2  # pictures that are decoded at once
+DECODING = 2  # images that are decoded at once
 SESSION, SLOT, NAME = "x-seecause-session", "x-seecause-slot", "x-seecause-name"
 
 
 def create_app(state: ServerState, *, token: str | None = None, port: int = 0) -> AccessMiddleware:
-    """The whole application, guarded."""
+    """The application with access control."""
     sessions = Sessions()
 
     @asynccontextmanager
@@ -70,7 +70,7 @@ def create_app(state: ServerState, *, token: str | None = None, port: int = 0) -
 
 
 def _add_pages(app: FastAPI, state: ServerState) -> None:
-    """What is the same for everybody: the page, what is served, pages of results."""
+    """Routes that are the same for all users: the page, served models, pages of results."""
     run_pages = find_pages(state.results)
     folders = [("seecause.app", "static"), ("seecause.report", "templates")]  # of the page's style
     app.mount("/static", StaticFiles(packages=folders))
@@ -110,7 +110,7 @@ def _add_pages(app: FastAPI, state: ServerState) -> None:
 
 
 def _add_pictures(app: FastAPI, state: ServerState, sessions: Sessions) -> None:
-    """Sessions, and what they send and fetch."""
+    """Routes of sessions, uploads and downloads."""
     decoding = asyncio.Semaphore(DECODING)
 
     @app.post("/api/session")
@@ -138,7 +138,7 @@ def _add_pictures(app: FastAPI, state: ServerState, sessions: Sessions) -> None:
 
 
 def _add_jobs(app: FastAPI, state: ServerState, sessions: Sessions) -> None:
-    """What panels compute."""
+    """Routes of jobs."""
 
     @app.post("/api/run/{panel}/{action}")
     async def run(panel: str, action: str, request: Request) -> Response:
@@ -200,7 +200,8 @@ async def _state(own: Session, job: Job) -> Response:
 
 
 def error_words(failure: BaseException) -> tuple[str, int]:
-    """What a user may read, and the status. Details of what nobody expected stay in the log."""
+    """The error message for the user and the HTTP status. Details of unexpected errors are logged
+    only."""
     if isinstance(failure, SeecauseError):
         words = hide_folders(" ".join(str(failure).split()))[:600]
         usual = 404 if isinstance(failure, UnknownName) else 400
@@ -237,6 +238,6 @@ async def _body(request: Request, most: int, what: str) -> bytes:
 
 
 def _name_of(header: str) -> str:
-    """What a user's file is called: the last part, printable, short."""
+    """The name of an uploaded file: its last part, printable and short."""
     last = re.split(r"[/\\]", unquote(header))[-1]
     return "".join(letter for letter in last if letter.isprintable())[:80] or "your-picture.png"

@@ -1,5 +1,5 @@
-"""What each user has: uploaded images, files to download, and jobs. Sessions do not see each other,
-and sessions that nobody uses end. What is kept, of one user or of all, is bounded."""
+"""Sessions: uploaded images, files to download, and jobs of each user. Sessions are isolated from
+each other, and unused ones end. The stored data of one user and of all users is bounded."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 IDLE = 30 * 60.0  # seconds until an unused session ends
 SESSIONS = 200  # at once; the one that was unused longest makes room
-PICTURES = 256  # uploaded, of all sessions: each is 2 MB at most, and what models take of it
+PICTURES = 256  # uploads of all sessions: at most 2 MB each, and the inputs of models
 FILES = 8  # to download, of all sessions
 JOBS = 48  # finished ones of one session that wait to be fetched
 
 
 class Recent:
     """The latest `most` values by key. Threads may share it. `drop` is called with each value that
-    newer ones push out."""
+    is evicted."""
 
     def __init__(self, most: int, drop: Callable[[Any], object] = lambda value: None):
         self.most, self.drop = most, drop
@@ -55,7 +55,7 @@ class Recent:
             self.drop(old)
 
     def get_or_make(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The value, made if there is none; what two threads need at once is made by both."""
+        """The value, made if there is none; two threads that need it at once both make it."""
         value = self.get(key)
         if value is None:
             value = make()
@@ -71,7 +71,7 @@ class Recent:
 
 
 class Session:
-    """One user: jobs, and what the storage of all sessions holds for this one."""
+    """One user: jobs, and this user's part of the shared storage."""
 
     def __init__(self, sessions: Sessions):
         self.id, self.used, self.sessions = secrets.token_urlsafe(18), sessions.clock(), sessions
@@ -84,7 +84,7 @@ class Session:
         return self.sessions.pictures.get((self.id, id))
 
     def add_file(self, name: str, file: Path) -> str:
-        """Take a file to be downloaded, until newer ones need its place; returns its id."""
+        """Take a file to be downloaded, until newer ones evict it; returns its id."""
         id, path = secrets.token_urlsafe(9), self.sessions.folder / secrets.token_hex(12)
         shutil.move(file, path)
         self.sessions.files.put((self.id, id), (name, path))
@@ -114,8 +114,8 @@ class Session:
 
 
 class Sessions:
-    """All sessions, the one used last at the end, and what is kept for them. Only the thread that
-    answers requests opens and ends sessions."""
+    """All sessions, the one used last at the end, and their storage. Only the thread that
+    serves requests opens and ends sessions."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""What is served: models chosen at the start, sample images, and recorded runs of images, so that a
-reply costs a few rows instead of a forward. The page calls models, datasets, images and results by
-names without the folders of this machine."""
+"""The state of the server: models chosen at the start, sample images, and recorded runs of images,
+so that a reply computes a few rows instead of a forward pass. The page calls models, datasets,
+images and results by names without the folders of this machine."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ Kind = Literal["classifier", "ifam", "lvlm"]
 
 UPLOAD_BYTES = 20 << 20
 UPLOAD_PIXELS = 40_000_000
-SHOWN_SIDE = 768  # pixels of the longer side of what is kept to be looked at
+SHOWN_SIDE = 768  # pixels of the longer side of images kept for display
 THUMB_SIDE = 112
 RUNS = 24  # recorded runs of one model: 11 MB each of a ViT-S, 80 MB of a ViT-L
-OPENED = 64  # samples that stay opened
+OPENED = 64  # samples that are kept in memory
 AVERAGED = 32  # samples that averages are taken over, evenly chosen
-WORLDS = ("critters:clean:test", "critters:certified:test")  # eight of each are the usual samples
+WORLDS = ("critters:clean:test", "critters:certified:test")  # eight of each are the default samples
 _FOLDERS = re.compile(r"(?<![\w/.])(?:~|[A-Za-z]:)?[/\\](?![/\\])(?:[^\s/\\'\",;:]+[/\\]+)+")
 
 
 @dataclass(eq=False)
 class OpenedPicture:
-    """A picture of a session, or a sample. Only what is shown and what the models take is kept."""
+    """An uploaded image or a sample. Only the displayed image and the models' inputs are kept."""
 
     id: str
-    name: str  # what the user calls it, or a sample of a dataset; never a path
+    name: str  # the name of the upload, or a sample of a dataset; never a path
     shown: Image.Image
     inputs: Mapping[str, Tensor]  # by model, normalised [1, 3, H, W] on its device
     # by model, where the data knows the object: [1, H, W], 1 object, 0 background
@@ -65,7 +65,7 @@ class OpenedPicture:
     own: bool = True  # uploaded, not a sample
 
     def facts(self) -> dict[str, Any]:
-        """What a chooser shows."""
+        """The entry of the image chooser."""
         small = self.shown.copy()
         small.thumbnail((THUMB_SIDE, THUMB_SIDE), Image.Resampling.LANCZOS)
         return {"id": self.id, "name": self.name, "thumb": data_uri(small, photo=True)}
@@ -75,7 +75,7 @@ class OpenedPicture:
 class ServedModel:
     """One model and its queue. Jobs that run at the same time each `borrow` a view."""
 
-    key: str  # what the page and links call it
+    key: str  # its name in the app and in links
     spec: str  # what `sc.load` takes, without the folders of this machine
     kind: Kind
     view: Any  # an ImageModel, or what `sc.lvlm.load` gives
@@ -92,7 +92,7 @@ class ServedModel:
 
     @contextmanager
     def borrow(self) -> Iterator[Any]:
-        """A view that no other job has: heads that one switches off are on in all others."""
+        """A view of this job's own: heads that it switches off stay on in other jobs."""
         with self.lock:
             view = self.spare.pop() if self.spare else own_view(self.view)
         try:
@@ -105,7 +105,7 @@ class ServedModel:
         return None if self.kind == "lvlm" else self.view.prepare(picture)
 
     def facts(self) -> dict[str, Any]:
-        """What the page knows about it."""
+        """The description of the model for the app."""
         base = {"key": self.key, "spec": self.spec, "kind": self.kind}
         view = self.view
         if self.kind == "lvlm":
@@ -121,8 +121,8 @@ class ServedModel:
 
 
 def own_view(view: T) -> T:
-    """A view of the same weights with gates and caches of its own. Vision-language models are
-    asked by functions that leave nothing behind: theirs is shared."""
+    """A view of the same weights with gates and caches of its own. The view of a
+    vision-language model is shared, because nothing changes its state."""
     if not isinstance(view, ImageModel):
         return view
     other = copy.copy(view)
@@ -139,7 +139,7 @@ class ServerState:
     datasets to audit and folders of results, by the name that the page uses."""
 
     models: dict[str, ServedModel]
-    samples: OrderedDict[str, str] = field(default_factory=OrderedDict)  # id -> what it is called
+    samples: OrderedDict[str, str] = field(default_factory=OrderedDict)  # id -> name
     data: dict[str, str] = field(default_factory=dict)
     runs: dict[str, Path] = field(default_factory=dict)
     queue: Queue = field(default_factory=lambda: Queue("server"))  # of requests without a model
@@ -147,13 +147,13 @@ class ServerState:
 
     @cached_property
     def results(self) -> list[RunFolder]:
-        """What is in the folders of results, listed once."""
+        """The results in the folders, listed once."""
         from seecause.app.panels.runs import find_runs
 
         return find_runs(self.runs)
 
     def sample(self, id: str) -> OpenedPicture:
-        """A sample; the latest stay open. One that cannot be read is left out from then on."""
+        """A sample; the latest are kept in memory. A sample that cannot be read is removed."""
         if id not in self.samples:
             raise BadImage("the sample", "it could not be read", "choose another picture")
         try:
@@ -178,7 +178,7 @@ class ServerState:
         return picture
 
     def upload(self, content: bytes, name: str) -> OpenedPicture:
-        """A user's picture from the bytes of a file, for every model."""
+        """An uploaded image from the bytes of a file, prepared for every model."""
         if len(content) > UPLOAD_BYTES:
             limit = f"more than {UPLOAD_BYTES >> 20} MB"
             raise BadImage("your picture", limit, "save it smaller and try again")
@@ -204,14 +204,14 @@ class ServerState:
 
 @dataclass(eq=False)
 class ActionContext:
-    """What an action may touch: one model (None where the request names none), the pictures of one
-    session, and how far the job is."""
+    """What an action may use: one model (None if the request names none), the images of one
+    session, and the progress of the job."""
 
     state: ServerState
     session: Session
     named: ServedModel | None
     progress: Progress
-    view: Any = None  # what was borrowed for this job; without, the model's first view
+    view: Any = None  # the borrowed view; None: the model's first view
 
     def __post_init__(self):
         if self.view is None and self.named is not None:
@@ -255,7 +255,7 @@ class ActionContext:
         return picture
 
     def averaged_pictures(self) -> Iterator[OpenedPicture]:
-        """Samples that an average is taken over, with word of how many are opened."""
+        """The samples of an average; reports how many were opened."""
         ids = self.state.averaged()
         for place, id in enumerate(ids):
             self.progress(0.2 * place / len(ids), f"opening sample {place + 1} of {len(ids)}")
@@ -265,23 +265,24 @@ class ActionContext:
                 continue
 
     def averaged_images(self) -> Tensor:
-        """What the model takes of them, [n, 3, H, W]."""
+        """The samples of an average as inputs of the model, [n, 3, H, W]."""
         key = self.served.key
         return torch.cat([picture.inputs[key] for picture in self.averaged_pictures()])
 
     def image(self, id: str) -> Tensor:
-        """What the model takes, [1, 3, H, W]."""
+        """The image as input of the model, [1, 3, H, W]."""
         return self.picture(id).inputs[self.served.key]
 
     def run(self, id: str) -> Trace:
-        """The recorded run of a picture: all states, keys and values."""
+        """The recorded run of an image: all states, keys and values."""
         view, served, picture = self.transformer, self.served, self.picture(id)
         key = (self.session.id if picture.own else "", id)
         image = picture.inputs[served.key]
         return served.runs.get_or_make(key, lambda: _record(view, image))
 
     def blank(self, blank: Blank) -> Trace:
-        """The same of a blank. Served models do not change, so nothing is asked of the model."""
+        """The recorded run of a blank. Served models do not change, so their state is not
+        checked."""
         view, served = self.transformer, self.served
         size = view.preprocess.size
         return served.runs.get_or_make(
@@ -338,7 +339,7 @@ def load_any(
 
 
 def public_spec(spec: str) -> str:
-    """What `sc.load` takes, where it names nothing of this machine; else the last folder alone."""
+    """The argument of `sc.load` without folders of this machine: of a path, its last part."""
     library, colon, name = spec.rpartition(":")
     local = Path(name).is_absolute() or name.startswith((".", "~")) or Path(name).exists()
     return f"{library}{colon}{Path(name).name}" if local else spec
@@ -350,24 +351,24 @@ def hide_folders(text: str) -> str:
 
 
 def named_data(specs: Sequence[str]) -> dict[str, str]:
-    """Datasets by what the page calls them: what `open_data` takes, without folders."""
+    """Datasets by their names in the app: arguments of `open_data` without folders."""
     return named(specs, lambda spec: ":".join(map(public_spec, spec.split(":"))))
 
 
 def picture_name(text: str) -> str:
-    """What a file or sample is called, without the folders of this machine."""
+    """The name of a file or sample, without the folders of this machine."""
     kind, colon, rest = text.partition(":") if sample_of(text) else ("", "", text)
     return f"{kind}{colon}{rest.replace(chr(92), '/').rpartition('/')[2]}"
 
 
 def short_name(spec: str) -> str:
-    """`builtin:critters-vit` -> critters-vit: letters that a link can hold."""
+    """`builtin:critters-vit` -> critters-vit: letters that are allowed in a link."""
     last = Path(spec.rpartition(":")[2]).name
     return re.sub(r"[^a-zA-Z0-9_.-]+", "-", last)[:48] or "model"
 
 
 def named(things: Iterable[T], name: Callable[[T], str]) -> dict[str, T]:
-    """Things by their names, which are numbered where they are taken."""
+    """Things by their names; repeated names are numbered."""
     by_name: dict[str, T] = {}
     for thing in things:
         own = name(thing)

@@ -3,7 +3,7 @@
 A is a block's attention, mean_h a mean over its heads, dA = d score / dA, L the last block. A map
 is read from the rows that the prediction is read from: the class token's, written [class] below, or
 the mean of an averaging readout's. A latent pool is one more attention on top, without an identity
-beside it: its query is no token. What values and MLPs do counts through gradients only, or not at
+beside it: its query is no token. Values and MLPs have an effect through gradients only, or none at
 all. Rollout and raw attention know no class: `target` is recorded, not used.
 """
 
@@ -65,7 +65,7 @@ def raw_attention(model: VisionModel, images: Tensor, target: Target) -> Maps:
 @over_images(one_block)
 @torch.no_grad()
 def rollout(model: VisionModel, images: Tensor, target: Target, *, start: int = 0) -> Maps:
-    """Attention of all blocks multiplied through, as if values did not matter.
+    """The product of the attention matrices of all blocks; values are ignored.
 
     Information that reaches the class token if every block mixed tokens by its mean attention and
     passed half of them on unchanged (Abnar & Zuidema 2020, eq. 1):
@@ -92,8 +92,8 @@ def attn_grad(
     """The last block's attention, weighted by its gradient.
 
     map = mean_h ReLU(dA^L * A^L)[class, patches], the CLIP form of Chefer, Gur & Wolf (ICCV 2021).
-    Backward stops there, so it costs little more than a forward; what earlier blocks mixed is not
-    seen (see `gae`).
+    Backward stops there, so it costs little more than a forward; mixing in earlier blocks is
+    ignored (see `gae`).
     """
     last = n_attentions(model) - 1
     run = explicit_run(model, images, start=last)
@@ -144,7 +144,7 @@ def tam(
     `start` = 0 as in the authors' deletion script; their tutorials use 4 of 12.
     """
     last, layout = n_attentions(model) - 1, model.check(images)
-    wide = torch.promote_types(images.dtype, torch.float32)  # what probabilities come in
+    wide = torch.promote_types(images.dtype, torch.float32)  # the dtype of probabilities
     reach = torch.eye(layout.tokens, dtype=wide, device=images.device)
     for layer, probs in enumerate(attention_probs(model, images, start=start), start):
         step = probs.mean(dim=1) @ reach  # [B, T, T]
@@ -169,7 +169,7 @@ def bt(
     attention.
 
     Bidirectional transformer attribution (Chen et al. 2023, "Beyond intuition", head-wise), the
-    guide of MDA. Heads count by how much their attention and its gradient agree:
+    guide of MDA. Heads are weighted by the agreement of their attention and its gradient:
 
         I_h = mean |A_h^T dA_h|, scaled to sum to one;   R <- R + (sum_h I_h A_h) R from `start` on
         map = (R * mean_h ReLU(mean_k dA^L(alpha_k x)))[class, patches]
@@ -257,7 +257,7 @@ def _read_after(model: VisionModel, step: Step) -> tuple[Tensor, Tensor]:
 
 
 def _read(model: VisionModel, images: Tensor, attention: Tensor) -> Tensor:
-    """The patches' part of the row [B, N] that is read of attention [B, T, T]."""
+    """The entries of patches [B, N] in the row of attention [B, T, T] that the readout uses."""
     layout = model.check(images)
     return read_rows(model, layout, attention)[:, layout.patches]
 
@@ -293,11 +293,11 @@ def t_attr(
     without normalising rows. `start` leaves out the first blocks (0 in the authors' notebooks, 1 in
     their evaluation). The residual rule is applied per sample, where the authors' code sums over
     the batch. Beyond the paper: a mean readout takes the mean of rows, a latent pool is one more
-    attention on top, LayerScale and rotations pass relevance on. Not done: what prefix tokens get
-    is not shown, and an MLP with an operator that has no rule is refused.
+    attention on top, LayerScale and rotations pass relevance on. Not done: relevance of prefix
+    tokens is not shown, and an MLP with an operator that has no rule is refused.
 
-    Inside `Rules` what flows back is relevance instead of gradient. Every operator that meets an
-    activation gets its rule (alpha = 1), whoever wrote the module around it:
+    Inside `Rules` what flows back is relevance instead of gradient. Every operator on an
+    activation has a rule (alpha = 1), whatever module calls it:
 
         norm, activation, softmax,      R unchanged
         constant factor or summand
@@ -399,7 +399,7 @@ def unchanged(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def divide(relevance: Tensor, by: Tensor) -> Tensor:
-    """relevance / by, and 0 where there is nothing to divide by."""
+    """relevance / by, and 0 where `by` is 0."""
     safe = by + TINY
     return torch.where(by == 0, 0, relevance / safe.masked_fill(safe == 0, TINY))
 
@@ -504,7 +504,7 @@ def atman(
     kappa: float = 0.6,
     score: Score = "logprob",
 ) -> Maps:
-    """What the class score loses when a patch's attention is turned down in every block.
+    """The drop of the class score when the attention to a patch is reduced in every block.
 
     AtMan (Deiseroth et al. 2023): for patch i the attention of all heads and rows towards it is
     multiplied by a factor f before rows are normalised (log f is added to the scores); with the
@@ -518,8 +518,8 @@ def atman(
         f_ij = (1 - f) (1 - cos_ij) + f   where cos_ij >= kappa and cos_ij >= 0,   else 1
 
     A `kappa` above 1 suppresses i alone. The authors multiply scores less their row's minimum
-    instead, which depends on the range of each row. No gradient is used, and nothing is removed: a
-    suppressed patch still lives in its own row.
+    instead, which depends on the range of each row. No gradient is used. The patch is not
+    removed: its token is still computed, only attention to it is reduced.
     """
     layout = model.check(images)
     h0, at = enter(model, images)
@@ -545,8 +545,8 @@ def atman(
 
 
 def neighbours(tokens: Tensor, factor: float, *, kappa: float) -> Tensor:
-    """What the attention towards each patch is multiplied by when patch i is suppressed, [B, N, N]
-    (row i), from tokens [B, N, D]."""
+    """Factors [B, N, N] of the attention towards each patch when patch i (row i) is suppressed,
+    from tokens [B, N, D]."""
     unit = F.normalize(tokens, dim=-1)
     own = torch.eye(tokens.shape[1], dtype=torch.bool, device=tokens.device)
     alike = (unit @ unit.transpose(1, 2)).masked_fill(own, 1)

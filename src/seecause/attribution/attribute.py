@@ -153,11 +153,11 @@ def attribute_batch(
 def _attribute_rows(
     model: ImageModel, images: Tensor, spec: Spec, method: str, options: Mapping[str, Any]
 ) -> Attribution:
-    """Attributions of a model that predicts many rows: image by image, each for its own row."""
+    """Attributions of a detector or segmentation model, computed image by image."""
     specs = _listed(spec)
     specs = specs if isinstance(specs, list) else [specs] * len(images)
     if len(specs) != len(images):
-        expected = f"one, or one for each of the {len(images)} images"
+        expected = f"one box or region, or one for each of the {len(images)} images"
         raise BadOption("target", f"{len(specs)} rows", expected)
     aims = [model.aim(image, row) for image, row in zip(images.split(1), specs, strict=True)]
     parts = []
@@ -280,7 +280,7 @@ def explain(
     sizes = {tuple(part.first.images.shape[2:]) for part in parts}
     if len(sizes) > 1:
         listed = ", ".join(f"{height} x {width}" for height, width in sorted(sizes))
-        raise BadOption("images", listed, "one size; explain images of each size by themselves")
+        raise BadOption("images", listed, "images of one size in each call")
     return parts[0]
 
 

@@ -3,9 +3,9 @@
 For every patch i, the source image's activations at S(i) (i and its neighbours) are put into a
 blank image's run for layers l_s..l_e; the class score that comes out is the attribution of i (eq.
 1-3). Only the class token is propagated, one copy per patch, so that all patches cost about one
-more forward pass. `tail` says what the patched tokens do after l_e, where the paper contradicts
-itself: Algorithm 1 computes them again (`patched`), its section 3.3.1 keeps the source's keys
-(`source`) and claims both are equal; they are not, but they rank patches nearly alike
+more forward pass. `tail` decides what happens to the patched tokens after l_e, where the paper
+contradicts itself: Algorithm 1 computes them again (`patched`), its section 3.3.1 keeps the
+source's keys (`source`) and claims both are equal; they are not, but they rank patches nearly alike
 (docs/results), and `source` costs half as much. `direction="delete"` swaps the roles: the blank's
 tokens are put into the image's run, and the drop of the score is the attribution.
 
@@ -102,7 +102,8 @@ def caap(
 
     By default `tail` is source, or patched where the model reads no class token, and `layers` go
     from 0 (the embedding) to the last block, or to two thirds of the depth where `tail` is not
-    source. `classes` ("all", or some) asks for the maps of other classes, too.
+    source. `classes` ("all", or a list) selects classes whose maps are returned too
+    (`class_maps`).
     """
     layout = model.check(images)
     plan = make_plan(
@@ -175,7 +176,7 @@ def make_plan(
 
 
 def recorded(plan: SweepPlan, model: VisionModel) -> tuple[Recorded, Recorded]:
-    """What is read of the context's run, and of the donor's."""
+    """States, keys and values that are used of the context's run and of the donor's."""
     depth = model.n_layers
     context = {"states": {*plan.context_states(model)}, "kv": {*plan.context_blocks(depth)}}
     return context, {"states": {*plan.donor_states(model)}, "kv": {*plan.donor_blocks(depth)}}
@@ -410,7 +411,7 @@ def sweep_features(
 def patched(cells: Tensor, donor: Any, context: Any) -> Any:
     """Features [B * n, C, h, w] of contexts (or one for all) in which sets of cells [n, gh, gw] are
     the donors'; of every level, where rows read several."""
-    if not isinstance(donor, Tensor):  # places of several levels
+    if not isinstance(donor, Tensor):  # features of several levels
         return donor.over(context, partial(patched, cells))
     size = (donor.shape[-2], donor.shape[-1])
     marks = F.adaptive_max_pool2d(cells.float()[:, None], size)[:, 0] > 0  # [n, h, w]

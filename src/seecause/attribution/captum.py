@@ -1,4 +1,4 @@
-"""Attribution classes for captum: whatever takes an `Attribution` of captum takes these.
+"""Attribution classes for captum, which can be used wherever captum takes an `Attribution`.
 
     from captum.attr import NoiseTunnel
     from seecause.attribution.captum import CAAP
@@ -52,7 +52,7 @@ class ByMethod(Attribution):
         """
         images = inputs if isinstance(inputs, Tensor) else inputs[0]
         if not isinstance(inputs, Tensor) and len(inputs) != 1:
-            raise BadOption("inputs", f"{len(inputs)} tensors", "one: a batch of images")
+            raise BadOption("inputs", f"{len(inputs)} tensors", "one tensor: a batch of images")
         if additional_forward_args is not None:
             raise BadOption("additional_forward_args", "values", "None: a view takes images alone")
         if isinstance(target, Tensor) and target.numel() == 1:

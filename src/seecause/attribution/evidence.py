@@ -20,8 +20,8 @@ score when the regions of S are put in,
     joint        e_ab = f({a, b}) - f({})
     interaction  I_ab = e_ab - e_a - e_b
 
-I > 0: the two need each other. I < 0: each will do without the other. I = 0: they add up. That
-holds on the scale of `score`: evidence that adds up in logits does not in probabilities. All 49
+I > 0: the regions need each other. I < 0: either one is enough. I = 0: their effects add up on the
+scale of `score`; effects that add up in logits do not in probabilities. All 49
 singles and 1,176 pairs of 7 x 7 regions are 1,225 class rows: six forwards of 197 tokens. No pair
 is left out or estimated.
 """
@@ -60,7 +60,7 @@ class PatchSet:
     """One set of patches of each image, and what the model predicted when it was run.
 
     Attributes:
-        patches: The set [B, rows, columns] bool; empty where no set that does it was found.
+        patches: The set [B, rows, columns] bool; empty if no set was found.
         exists: Whether a set was found, [B] bool.
         probability: Probability of the explained class, [B] (of a pair or function: its value).
         labels: The predicted classes.
@@ -79,7 +79,7 @@ class PatchSet:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evidence(Result):
-    """Which patches are enough for the predictions of some images, and which they need.
+    """Patches that are enough for the predictions of some images, and patches that they need.
 
     Attributes:
         images: Raw pixels [B, 3, H, W] in [0, 1].
@@ -291,7 +291,7 @@ def bisect(
 
 @dataclass(frozen=True)
 class Pair:
-    """Two regions, what they cause together, and how much of that is more than their sum."""
+    """Two regions, their joint effect, and its difference from the sum of the single effects."""
 
     first: RegionPlace
     second: RegionPlace
@@ -461,7 +461,7 @@ def region_of(grid: tuple[int, int], regions: int) -> Tensor:
 @lru_cache(maxsize=32)
 def pair_sets(grid: tuple[int, int], regions: int) -> Tensor:
     """The patches of every pair a <= b of regions, bool [R (R + 1) / 2, N]; a = b is one region
-    alone. The same tensor each time: what is captured for it is found again."""
+    alone. Cached, so that CUDA graphs recorded with this tensor are reused."""
     count = regions * regions
     members = region_of(grid, regions).flatten() == torch.arange(count)[:, None]  # [R, N]
     first, second = torch.triu_indices(count, count)

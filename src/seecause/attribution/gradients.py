@@ -1,4 +1,4 @@
-"""Methods that take gradients, and what they share.
+"""Gradient methods, and their common functions.
 
 Gradients are taken with respect to activations and pixels, never parameters. A run with a graph
 holds the activations of every block, so it is done on as many images at a time as memory allows.
@@ -101,7 +101,7 @@ def differentiate(
 ) -> tuple[Target, tuple[Tensor, ...]]:
     """The target, with the predicted class filled in, and the gradients of its score with respect
     to tensors `of` the same run, which lie behind the input of block `start`."""
-    need_gradients(model, "a gradient")  # a path around a layer may bring another
+    need_gradients(model, "a gradient")  # a residual connection may hide a detached layer
     bound = target.bind(logits.detach())
     total = bound.score(logits, score).sum()  # images do not see each other
     gradients: tuple[Tensor | None, ...] = (None,)
@@ -116,7 +116,7 @@ def differentiate(
 
 
 def bind_target(model: ImageModel, images: Tensor, target: Target) -> Target:
-    """Fill in the predicted class by a plain run, where the method itself makes none."""
+    """Fill in the predicted class by a plain run, for methods that make none."""
     return target.bind(plain_logits(model, images)) if target.open else target
 
 
@@ -240,8 +240,7 @@ def relevances(
 
 
 def usual_score(model: VisionModel) -> Score:
-    """Probability, but the logit where it is a cosine: its softmax depends on which texts were
-    asked for."""
+    """The probability; the logit for cosine heads, whose softmax depends on the choice of texts."""
     return "logit" if isinstance(model.extra, CosineHead) else "prob"
 
 
@@ -430,9 +429,9 @@ def smoothgrad(
 
         g = mean_k d score / dx (x + sigma n_k),   n_k ~ N(0, 1),   sigma = noise (max x - min x)
 
-    (Smilkov et al. 2017), and the map sums |g|, as the paper's images do. A gradient says what a
-    small change would do, not what the patch did. Noise is drawn once from `seed` and is the same
-    for every image, so a map does not depend on the batch. It is drawn on the device: millions of
+    (Smilkov et al. 2017), and the map sums |g|, as the paper's images do. A gradient is the effect
+    of a small change, not of the whole patch. Noise is drawn once from `seed` and is the same for
+    every image, so a map does not depend on the batch. It is drawn on the device: millions of
     numbers from a CPU would take longer than the passes.
     """
     target = bind_target(model, images, target)

@@ -10,11 +10,13 @@ S are smooth random sets of patches: uniform noise on cells x cells, bilinear to
 largest entries of it, share drawn from U(0.05, 0.95).
 
 `caap+mosaic` is both in one map: CAAP finds where the object is, mosaic what the prediction depends
-on, and the sum stays near the better of the two in both (docs/results/mosaic.md).
+on. Their sum is close to the better of the two in localization and in faithfulness
+(docs/results/mosaic.md).
 
-A row is a special token under one mask: a mask costs as much as p of the T tokens, three times with
-its derivative. Where no special token is read, the average or the latent query is the row and reads
-final states mixed alike: far less faithful (docs/results/mosaic.md), so prefer CAAP there.
+Each mask computes only the special tokens (p of T tokens), so its cost is p / T of a forward pass,
+or about three times that with the gradient. If the readout uses no special token, the average or
+the latent query is the row and reads the mixed final states. That is far less faithful
+(docs/results/mosaic.md), so prefer CAAP for such models.
 
 Networks of stages mix the feature map after one stage instead of keys:
 
@@ -71,8 +73,8 @@ from seecause.target import Score, Target
 Near = Annotated[
     float, Limit(lambda eps: 0 < eps < 0.5, "above 0 and below 0.5: at 0 no mask has a slope")
 ]
-Read = Callable[[Trace, Trace, Target], tuple[Tensor, ...]]  # of blank, image and target
-SHARES = (0.05, 0.95)  # of patches that are the image's, in a drawn mask
+Read = Callable[[Trace, Trace, Target], tuple[Tensor, ...]]  # (blank, image, target) -> maps
+SHARES = (0.05, 0.95)  # range of the share of image patches in a drawn mask
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,8 @@ def mosaic(
     blank: Blank | Tensor = "white",
     seed: Seed = 0,
 ) -> Maps:
-    """What the prediction depends on: slopes of the class score over mixtures of image and
-    blank."""
+    """Mean gradient of the class score over mixtures of image and blank: what the prediction
+    depends on."""
     plan = MaskPlan(masks, cells, eps, seed)
     layout = model.check(images)
     empty = blanks(model, images, blank, seed)
@@ -134,12 +136,12 @@ def caap_mosaic(
     blank: Blank | Tensor = "white",
     seed: Seed = 0,
 ) -> Maps:
-    """Where it is and what the prediction depends on: z-scored CAAP (logit) plus z-scored mosaic.
+    """Z-scored CAAP (logit) plus z-scored mosaic.
 
         a = z(CAAP's logits) + z(mosaic),   z(x) = (x - mean over patches) / deviation over patches
 
-    Both read the same recorded run of the image. Values are deviations, not scores: compare
-    places within a map.
+    Both read the same recorded run of the image. Values are deviations, not scores:
+    compare patches within a map.
     """
     plan = MaskPlan(masks, cells, eps, seed)
     layout = model.check(images)
@@ -222,8 +224,8 @@ def standard_errors(slope: Tensor) -> list[Tensor]:
 
 
 def mixed_runs(model: VisionModel) -> tuple[Recorded, Recorded]:
-    """What is kept of the blank's run (where rows start, keys, and final states that are read), and
-    of an image's, whose rows start as the blank's do."""
+    """Recorded states and keys of the blank's run (first states, keys, final states) and of an
+    image's run, whose rows start as the blank's do."""
     kv = set(range(model.n_layers))
     final = set() if model.readout.reads_rows else {model.n_layers}
     return {"states": {0} | final, "kv": kv}, {"states": final, "kv": kv}
@@ -242,7 +244,7 @@ def masks_on(
 def _made(
     plan: MaskPlan, grid: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The same tensor for every image: what is captured for it is found again."""
+    """The masks on a device. Cached, so that CUDA graphs recorded with this tensor are reused."""
     with torch.inference_mode(False):
         return draw_masks(plan, grid).to(device, dtype)
 
@@ -281,7 +283,8 @@ def mosaic_staged(
     stage: str | None = None,
     seed: Seed = 0,
 ) -> Maps:
-    """What the prediction depends on: slopes of the class score over mixtures of feature maps.
+    """Mean gradient of the class score over mixtures of feature maps: what the prediction depends
+    on.
 
     The default stage is the one at two thirds of the depth.
     """
@@ -310,7 +313,7 @@ def mosaic_staged(
                 )
             return torch.autograd.grad(total, m)[0]
 
-        # with what the step back needs
+        # with the activations of the backward pass
         each = 4 * (b - a) * model.forward_bytes(layout, after=stage)
         together = fit(len(drawn), each, images.device, share=0.8)
         slope = wide(torch.cat(list(in_chunks(some_masks, len(drawn), together)), dim=1))
@@ -325,7 +328,7 @@ def mosaic_staged(
 def mixtures(masks: Tensor, blank: Any, source: Any) -> Any:
     """Feature maps [B * n, C, h, w] between those of blanks [1 or B, C, h, w] and of images
     [B, C, h, w], by masks [B, n, gh, gw] of cells; of every level, where rows read several."""
-    if not isinstance(source, Tensor):  # places of several levels
+    if not isinstance(source, Tensor):  # features of several levels
         return source.over(blank, lambda theirs, ground: mixtures(masks, ground, theirs))
     size = (source.shape[-2], source.shape[-1])
     share = largest_weights(masks, size)[:, :, None].to(source.dtype)
@@ -347,8 +350,8 @@ def largest_weights(masks: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _overlaps(cells: int, features: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Which cells [features, k] each feature of one axis overlaps; k is the most any does, and the
-    second tensor says which of them are real."""
+    """Which cells [features, k] each feature of one axis overlaps; k is the largest number, and the
+    second tensor is False on padding."""
     index = torch.arange(features)[:, None]
     first, end = index * cells // features, -((-(index + 1) * cells) // features)
     which = first + torch.arange(int((end - first).max()))

@@ -1,5 +1,5 @@
-"""Perturbation methods: parts of the image are shown or hidden, and the class score that is left is
-read. Only forward passes are used.
+"""Perturbation methods: parts of the image are shown or hidden, and the class score is read. Only
+forward passes are used.
 
 Simple insertion and deletion move one neighbourhood of pixels; RISE and ViT-CX weigh masks of
 pixels by the score that they leave; MDA searches for an order of patches. TIS and MUTEX run choices
@@ -11,8 +11,8 @@ score of the choices that kept it:
 Prefix tokens stay in every run; means and latent pools read kept patches only. A patch that no
 choice keeps gets 0.
 
-Random, center and sobel are controls that know nothing of the model: a method that does not beat
-them has shown nothing.
+Random, center and sobel are controls that know nothing of the model: a method must beat
+them.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ def random_masks(
     seed: int,
     device: torch.device | str = "cpu",
 ) -> Callable[[int, int], Tensor]:
-    """`draw(a, b)` gives masks a..b of `count`, [b - a, H, W] in [0, 1], whatever was drawn
-    before."""
+    """`draw(a, b)` returns masks a to b of `count`, [b - a, H, W] in [0, 1], independent of earlier
+    draws."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.rand(count, 1, cells, cells, generator=generator, dtype=torch.float64)
     open_cells = (noise < p).double()
@@ -198,7 +198,7 @@ def tis(
 
     Transformer input sampling (Englebert et al. 2023): the channels of all block outputs, each seen
     as an image of N patches, are clustered by k-means, and each centre keeps the share `keep` of
-    the patches where it is highest. k-means is seeded anew for each image, so the place in a batch
+    the patches where it is highest. k-means is seeded anew for each image, so the index in a batch
     does not matter. Maps are not scaled to 0..1.
     """
     layout = model.check(images)
@@ -232,7 +232,7 @@ def top(values: Tensor, count: int) -> Tensor:
     return values.argsort(dim=1, descending=True, stable=True).argsort(dim=1) < count
 
 
-EDGE = 0.01  # of a block's largest weight: edges of the attention graph below it are cut
+EDGE = 0.01  # edges of the attention graph below this share of a block's largest weight are cut
 
 
 @method("mutex", forwards="1 + 54 on half of the patches", needs="attention, token removal")
@@ -274,14 +274,14 @@ def _degrees(model: VisionModel, images: Tensor) -> Tensor:
 
 
 def statistics(table: np.ndarray) -> np.ndarray:
-    """Nine numbers for each node of tables [..., L, N] over its L values: [..., 9, N]. What has no
-    meaning (0/0) is 0."""
+    """Nine numbers for each node of tables [..., L, N] over its L values: [..., 9, N]. 0/0 is
+    0."""
     from scipy import stats
 
     count, total = table.shape[-2], table.sum(axis=-2)
     spread = table.std(axis=-2, ddof=1) if count > 1 else np.zeros_like(total)
     with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of scipy, about nodes whose values are all alike
+        warnings.simplefilter("ignore")  # scipy warns about nodes whose values are all equal
         rows = [
             stats.entropy(table, axis=-2),
             table.max(axis=-2),
@@ -330,7 +330,7 @@ def vit_cx(
 
     ViT-CX (Xie et al. 2023): the channels of the last block's normed input, enlarged to pixels and
     scaled to [0, 1], are clustered (cosine distance, complete linkage); the sum of a cluster,
-    scaled again, is a mask m_k. What it covers gets faint noise e_k ~ N(0, 0.1^2) (1 - m_k), whose
+    scaled again, is a mask m_k. Covered pixels get faint noise e_k ~ N(0, 0.1^2) (1 - m_k), whose
     own effect is subtracted:
         c_k = f(x m_k + e_k) - f(x + e_k) + f(x),     S = (1 / M) sum_k c_k m_k / sum_k m_k
         (pixel by pixel)
@@ -559,8 +559,8 @@ _control = partial(
 
 @_control("random")
 def random(model: ImageModel, images: Tensor, target: Target, *, seed: int = 0) -> Maps:
-    """Uniform noise, drawn for each image from its pixels and `seed`: the place in the batch
-    never matters."""
+    """Uniform noise, drawn for each image from its pixels and `seed`: the index in the batch
+    does not matter."""
     n = model.check(images).n_patches
     raw = model.preprocess.raw(images).detach().cpu().float()
     pixels = (raw * 255).round().clamp(0, 255).to(torch.uint8)  # the same on every device

@@ -5,7 +5,8 @@
 
 Its name also goes into `FILES`, so that only its file is imported when the method is used. It is
 called with a normalised batch [B, 3, H, W] and a `Target`, and returns patch scores [B, N]
-in `Maps`, with the target, which need not be bound. A
+as `Maps(scores, target)`; the target may be passed on unchanged (the predicted class is filled in
+later). A
 method is for transformers unless `architectures` says otherwise; functions for different
 architectures may share a name (CAAP). Options are checked against their annotations before the
 method runs (`options.py`).
@@ -36,10 +37,10 @@ class Maps:
 
     scores: Tensor  # [B, N]
     target: Target
-    native: Tensor | None = None  # [B, H, W], of methods that work on pixels
-    class_maps: Tensor | None = None  # [B, N, C'], of methods that give several classes
+    native: Tensor | None = None  # [B, H, W], for methods that work on pixels
+    class_maps: Tensor | None = None  # [B, N, C'], for methods that return several classes
     used: dict[str, Any] | None = None  # options as they were decided, for the manifest
-    errors: Tensor | None = None  # [B, N], of methods that average draws
+    errors: Tensor | None = None  # [B, N], standard errors of methods that average random draws
 
 
 def blanks(model: ImageModel, images: Tensor, blank: Blank | Tensor, seed: int = 0) -> Tensor:
@@ -57,7 +58,7 @@ def join(parts: Sequence[T]) -> T:
         joined = torch.cat([part.detach() for part in every])
     elif isinstance(first, list):
         joined = [entry for part in every for entry in part]
-    elif is_dataclass(first) and not callable(first):  # a target may be anybody's function
+    elif is_dataclass(first) and not callable(first):  # a target may be a function of the user
         columns = {x.name: [getattr(part, x.name) for part in parts] for x in fields(first)}
         joined = replace(first, **{name: join(column) for name, column in columns.items()})
     return joined
@@ -70,10 +71,12 @@ class Method:
     name: str
     run: Callable[..., Maps]
     forwards: str  # cost of one image in plain forwards
-    needs: str  # of the model, beyond its forward: logits, activations, attention, gradients
+    needs: str  # what it reads of the model: logits, activations, attention, gradients
     class_specific: bool
     summary: str
-    signed: bool = False  # values below 0 speak against the class, whatever an image's values are
+    # negative values are evidence against the class; maps get a diverging colour scale, even those
+    # whose values are all positive
+    signed: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -177,8 +180,8 @@ def find(name: str, architecture: Architecture = "transformer") -> Method:
 
 
 def is_signed(name: str, architecture: Architecture = "transformer") -> bool | None:
-    """True if the values of a method are for and against by definition; None if its maps tell, or
-    if the method is not installed."""
+    """True if the values of a method are for and against by definition; None if the sign of
+    its maps decides, or if the method is not installed."""
     try:
         return find(name, architecture).signed or None
     except (UnknownName, NotDefined):

@@ -1,4 +1,4 @@
-"""The result of an attribution: maps, what they are maps of, and how they were made."""
+"""The result of an attribution: maps, images, targets, and the protocol."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LISTS = ("labels", "names", "answers")  # one entry for each image
 
 
 class MapResult(Result):
-    """What the results of `sc.attribute` and `sc.explain` have in common."""
+    """Base class of the results of `sc.attribute` and `sc.explain`."""
 
     runs: Mapping[str, Attribution]  # of the same images, by method
 
@@ -231,7 +231,7 @@ class AttributionWriter:
             file.unlink(missing_ok=True)
 
     def add(self, part: Attribution) -> None:
-        """Add one batch. Images are for looking at: they are kept in 8 bits."""
+        """Add one batch. Images are for display: they are stored with 8 bits."""
         tensors = {name: getattr(part, name) for name in TENSORS}
         tensors["images"] = (part.images * 255).round().to(torch.uint8)
         present = {

@@ -9,11 +9,11 @@ its columns of W_O, or its rows of W_V and b_V (CIGMA, sections 1.7 and 1.8):
              transformers, torchvision or open_clip load it
     sliced   rows of Q, K and V and columns of O are gone, the file is smaller, and
              `sc.load(folder)` loads it. At the usual sizes this saves little (16 of a ViT-B/16's
-             144 heads are 4 % of its arithmetic): the point is a model without the heads
+             144 heads are 4 % of its arithmetic): the purpose is a model without the heads
 
 Both compute what the ablated model computes. A README names the removed heads and how to load the
-model; `seecause.json` holds the same for programs. A module that brings its own view and writes
-itself (iFAM: `save`) does so.
+model; `seecause.json` holds the same for programs. A module with its own view and a method
+`save` (iFAM) is saved by that.
 """
 
 from __future__ import annotations
@@ -232,8 +232,8 @@ def _writes_itself(model: VisionModel) -> bool:
 
 
 def _origin(model: VisionModel) -> dict[str, Any]:
-    """How the module is built: transformers' and those that write themselves know it, the others if
-    `sc.load` made them."""
+    """How the module is built. Modules of transformers and modules with `save` describe themselves,
+    others are known if `sc.load` made them."""
     if model.preprocess.kind != Preprocess.kind:
         reason = f"{model.name} takes a {model.preprocess.kind}, which the card of a folder lacks"
         raise NotDefined("an export", reason, "Use sc.background.prune_heads and save its module")
@@ -266,8 +266,8 @@ def _save(module: Any, path: Path) -> None:
 
 
 def _save_processor(frame: Preprocess, folder: Path) -> None:
-    """What a transformers image processor reads, where it can say it: it knows one short side
-    only."""
+    """Write the configuration of a transformers image processor, if it can express the
+    preprocessing (it has one short side only)."""
     scaled = [int(side / frame.crop + 1e-6) for side in frame.size]
     if not frame.squash and scaled[0] != scaled[1]:
         return

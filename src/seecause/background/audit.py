@@ -3,7 +3,7 @@ predictions that change are counted.
 
     flips     predictions that change when the object stands on the background of an image with
               another prediction, less those that change on the background of an image with the same
-              prediction: what cutting alone does
+              prediction: the effect of cutting alone
     FIG, BIG  how far predictions move without the object, and without the background (`gains`), by
               the masks with each fill, and by exact counterfactuals where the data has them
     groups    accuracy by group, where groups are known
@@ -18,8 +18,8 @@ The verdict follows from the 95 % interval of extra flips (bootstrap over correc
     too few       fewer than `ENOUGH` correct predictions
 
 Each measurement can mislead alone: the mean colour of an image reveals its background, discovered
-masks keep the model's own evidence, grey images look like no other. An exact swap is the one to
-believe.
+masks keep the model's own evidence, grey images look like no other. Prefer
+exact counterfactuals (fill="swap") where the data has them.
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ from seecause.options import Count, Fraction, checked
 from seecause.results import Result
 
 Verdict = Literal["yes", "no", "cannot tell", "perhaps", "too few"]
-SOME = 0.1  # extra flips from which the background matters
-MOSTLY = 0.5  # flips by cutting alone, from which nothing can be told
-ENOUGH = 20  # correct predictions
+SOME = 0.1  # from this share of extra flips on, the verdict is "yes"
+MOSTLY = 0.5  # from this share of control flips on, the verdict is "cannot tell"
+ENOUGH = 20  # minimum number of correct predictions for a verdict
 OWN = ("own", "discovered")  # masks of the model's own
-RULE_OF_THREE = 3.0  # over n: the 95 % bound on a share of which n draws show none
-PER_IMAGE = 4  # transplants of each kind
+# an event that n trials do not show has a probability of at most about 3 / n (95 % upper limit)
+RULE_OF_THREE = 3.0
+PER_IMAGE = 4  # default number of transplants of each kind per image
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -84,36 +85,38 @@ class BackgroundAudit(Result):
 
     @property
     def gains(self) -> Gains | None:
-        """By the masks and the first fill; None for pairs."""
+        """The gains by the masks and the first fill; None for pairs."""
         return None if self.masks is None else next(iter(self.erasures.values()), None)
 
     @cached_property
     def extra_flips(self) -> Tensor:
-        """Of counted predictions with versions of both kinds: the share that flips on backgrounds
-        of images predicted otherwise, less that on those predicted the same."""
+        """For each counted prediction with versions of both kinds: the share of flips on
+        backgrounds of images predicted otherwise, less the share on backgrounds of images predicted
+        the same."""
         moved, control = self.judged.flips_by_image(), self.judged.flips_by_image(control=True)
         extra = (moved - control)[self.judged.counted]
         return extra[~extra.isnan()]
 
     @property
     def flips(self) -> float:
-        """Of counted predictions, on backgrounds of images that are predicted otherwise."""
+        """The share of counted predictions that flip on backgrounds of images predicted
+        otherwise."""
         return self.judged.flips
 
     @property
     def control_flips(self) -> float:
-        """Of counted predictions, on backgrounds of images that are predicted the same; NaN where
-        there are none."""
+        """The share of counted predictions that flip on backgrounds of images predicted the same;
+        NaN without such versions."""
         return self.judged.control_flips
 
     @cached_property
     def interval(self) -> tuple[float, float]:
-        """95 % of the mean of `extra_flips`."""
+        """The 95 % interval of the mean of `extra_flips`."""
         return bootstrap_interval(self.extra_flips)
 
     @property
     def doubt(self) -> str:
-        """Why flips and BIR show nothing certain; empty if they do."""
+        """Why flips and BIR are not conclusive; empty if they are."""
         if len(self.extra_flips) < ENOUGH:
             return f"fewer than {ENOUGH} correct predictions"
         if self.control_flips > MOSTLY:
@@ -145,8 +148,8 @@ class BackgroundAudit(Result):
         return self.judged.groups
 
     def worst(self, count: int) -> list[tuple[int, int]]:
-        """Counted images most of whose versions are predicted otherwise: their place, and that of
-        such a version."""
+        """Counted images most of whose versions are predicted otherwise: the index of the image,
+        and of such a version."""
         judged, versions = self.judged, self.judged.versions
         shares = judged.flips_by_image().nan_to_num(nan=-1.0)
         shares = torch.where(judged.counted, shares, -1.0)
@@ -161,7 +164,7 @@ class BackgroundAudit(Result):
         return places
 
     def numbers(self) -> dict[str, float]:
-        """By name, for tables and files, without what the data does not tell."""
+        """Numbers by name, for tables and files, without those that the data does not allow."""
         low, high = self.interval
         numbers = self.judged.numbers(groups=True)
         numbers |= {"extra flips": float(self.extra_flips.mean()), "low 95%": low, "high 95%": high}
@@ -210,7 +213,7 @@ def missed_limits(
     missed = []
 
     def check(name: str, limit: float, low: float, high: float, doubt: str | None = None) -> None:
-        """At most the limit, where there may be a doubt, or at least."""
+        """Check an upper limit (which may have a `doubt`) or a lower limit."""
         least = doubt is None
         reason = "the model has random weights" if audit.protocol.get("random_weights") else doubt
         if reason or not (low >= limit if least else high <= limit):  # NaN meets no limit
@@ -220,7 +223,7 @@ def missed_limits(
 
     if max_flips is not None:
         extra, (low, high) = audit.extra_flips, audit.interval
-        if len(extra) and bool((extra == extra[0]).all()):  # without spread, it is too short
+        if len(extra) and bool((extra == extra[0]).all()):  # no spread: no bootstrap
             high = min(1.0, high + RULE_OF_THREE / len(extra))
         check("flips", max_flips, low, high, audit.doubt)
     if max_bir is not None and audit.gains is not None:
@@ -310,7 +313,7 @@ def masked_or_paired(
         raise BadOption(
             "data",
             f"{labelled.name}: one class only",
-            "images of two classes at least: backgrounds of one class tell nothing apart",
+            "images of at least two classes, whose backgrounds can be exchanged",
         )
     if masks is None and labelled.truth is None:
         raise BadOption(

@@ -6,18 +6,18 @@
 
 1. A kind is pasted in two ways: all patches of it that an image has (a background), and the image's
    most typical patch with those around it (a mark is small, and its tokens cluster by its parts).
-2. Patches are pasted, in their own places, into images with another prediction. How many are
-   predicted as C now? As a control, patches of images that are not predicted as C either are pasted
-   in the same places. Objects are spared where masks are known; otherwise a paste covers at most a
-   quarter of an image: whole images would turn anything.
+2. Patches are pasted, in their own places, into images with another prediction. The share
+   that is then predicted as C is measured. As a control, patches of images that are not predicted
+   as C either are pasted in the same places. Objects are spared where masks are known; otherwise a
+   paste covers at most a quarter of an image: whole images would turn anything.
 3. A few trials screen the kinds by how far they raise the log odds of C more than their control: a
-   weak cue shows there before it flips a prediction. New trials measure the rest. Findings are
+   weak cue changes log odds before it flips a prediction. New trials measure the rest. Findings are
    ranked by flips less control. Kinds that are mostly the same patches count as one.
 
-Parts of the object are kinds, too, and rightly so. Where masks are known, kinds on objects and off
-them are found separately (an object would leave a mark beside it no place among the highest
-patches), and half of the places are for those off them. A kind pasted in, or covered, makes pairs
-that should get the same prediction: what a repair needs.
+Clusters may be parts of the object. If masks are known, patches on and off the object are clustered
+separately, and half of the candidates are reserved for patches off the object; otherwise patches of
+the object would fill the top of the ranking. Pasting or covering a cluster gives pairs of images
+that should get the same prediction, which `repair` needs.
 """
 
 from __future__ import annotations
@@ -57,25 +57,25 @@ from seecause.results import Result
 
 SklearnSeed = Annotated[int, Limit(lambda s: 0 <= s < 2**32, "a whole number from 0 to 2^32 - 1")]
 Extent = Literal["all", "spot"]
-MAPPED = 32  # images whose maps are made together
-PASTED = 96  # pastes that are predicted together
-QUARTER = 0.25  # of an image that a paste covers at most, where objects are not known
-SAME = 0.5  # overlap (IoU) of patches from which two kinds are one
-TOUCHING = 0.25  # share of the smaller kind that both have, from which they are one
-MOSTLY = 0.5  # share on the object from which a kind counts as part of it
-TRIED = 3  # kinds that are measured for each finding that may come of it
-SCREENED = 24  # kinds that are screened for each finding
-SCREEN = 6  # trials of the screening; they are not counted afterwards
-FEWEST = 3  # images that show a kind
-DRAWS = 4  # recipients of which the one whose object is covered least is taken
-AROUND = 1  # patches around a spot that are pasted with it
-_SOURCE, _RECIPIENT, _CONTROL = 11, 12, 13  # purposes of a hash
+MAPPED = 32  # images per batch of attribution maps
+PASTED = 96  # pastes per batch of predictions
+QUARTER = 0.25  # maximum share of an image that a paste covers, if there are no object masks
+SAME = 0.5  # clusters whose patches overlap (IoU) by more than this are merged
+TOUCHING = 0.25  # clusters that share more than this fraction of the smaller one are merged
+MOSTLY = 0.5  # a cluster with more than this share of patches on the object is part of it
+TRIED = 3  # measured clusters per requested finding
+SCREENED = 24  # screened clusters per requested finding
+SCREEN = 6  # trials of the screening; results do not count them
+FEWEST = 3  # minimum number of images that show a cluster
+DRAWS = 4  # candidate images per trial; the one whose object is covered least is used
+AROUND = 1  # width in patches of the border that is pasted with a spot
+_SOURCE, _RECIPIENT, _CONTROL = 11, 12, 13  # stream identifiers for the random hash
 
 
 @dataclass(frozen=True, eq=False)
 class Trials(PerImage):
     """n pastes of `sets` from images `sources` into images `recipients`; the control of each pastes
-    the same places of `controls`."""
+    the same patches of `controls`."""
 
     sources: Tensor  # [n]
     recipients: Tensor  # [n]
@@ -146,7 +146,7 @@ class Finding:
 
     @property
     def is_object(self) -> bool:
-        """Whether known masks count it as part of the object."""
+        """Whether it is part of the object, by object masks."""
         return self.on_object is not None and self.on_object >= MOSTLY
 
     def sentence(self) -> str:
@@ -205,7 +205,7 @@ class Discovery(Result):
         """
         chosen = self.findings if places is None else [self.findings[place] for place in places]
         if not chosen:
-            raise BadOption("places", places, "findings; there are none to make pairs of")
+            raise BadOption("places", places, "the index of at least one finding")
         trials, images = [finding.trials for finding in chosen], self.data.images
         others = [part.paste(images, part.sources, part.recipients) for part in trials]
         others += [part.paste(images, part.controls, part.sources) for part in trials]
@@ -345,15 +345,15 @@ def tokens_at(model: VisionModel, images: Tensor, layer: int) -> Tensor:
 
 def object_patches(masks: Masks, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Patches [n, N] bool that show some of the object, and those that it covers by half. The first
-    tell kinds on objects from others. A background that is pasted whole reaches up to the second:
-    around the outline the old background would still be seen."""
+    separates clusters on objects from others. A background that is pasted whole includes patches
+    that are not in the second; otherwise the old background would be visible around the outline."""
     shown = F.adaptive_max_pool2d(masks.hard.float()[:, None], grid).flatten(1) > 0
     return shown.cpu(), masks.on_patches(grid).flatten(1).cpu()
 
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """Images with their evidence, and how kinds are clustered and tried."""
+    """Images with their evidence, and the clustering and testing of patches."""
 
     scores: Tensor  # [n, N]
     predictions: Tensor  # [n]
@@ -441,7 +441,7 @@ class Search:
         return F.max_pool2d(planes, side, stride=1, padding=AROUND)[:, 0].flatten(1) > 0
 
     def drawn(self, sets: Tensor, predicted: int, spared: Tensor | None) -> Trials:
-        """Who lends `sets` [n, N] and who receives, by a hash of (seed, class, number of the
+        """Source and recipient images for `sets` [n, N], by a hash of (seed, class, number of the
         trial). What is `spared` [n, N] of a recipient is not covered."""
         number = torch.arange(SCREEN + self.trials) + (predicted << 32)
         lenders = sets.any(dim=1).nonzero()[:, 0]
@@ -459,8 +459,8 @@ class Search:
 
 
 def _in_turn(kinds: Sequence[Finding]) -> list[Finding]:
-    """Kinds with the most evidence first, those of each class on and off the object in turn: no
-    class takes the places of another, and no object those of a mark beside it."""
+    """Clusters by evidence, in turn for each class and for patches on and off the object, so that
+    no class and no object fills the top of the list."""
     turns, dealt = Counter[tuple[int, bool]](), list[tuple[int, Finding]]()
     for kind in sorted(kinds, key=lambda kind: -kind.evidence):
         group = (kind.predicted, (kind.on_object or 0.0) < MOSTLY)
@@ -470,7 +470,7 @@ def _in_turn(kinds: Sequence[Finding]) -> list[Finding]:
 
 
 def _spread_over(kinds: Sequence[Finding], count: int) -> list[Finding]:
-    """The first `count`, half of the places for kinds off the object."""
+    """The first `count` clusters, half of them off the object."""
     off = [place for place, kind in enumerate(kinds) if (kind.on_object or 0.0) < MOSTLY]
     places = dict.fromkeys([*off[: count // 2], *range(len(kinds))])
     return [kinds[place] for place in list(places)[:count]]

@@ -60,9 +60,9 @@ Fill = Literal[ByMask, "swap"]
 ErasedView = Literal["no_background", "no_object"]
 ERASED: tuple[ErasedView, ...] = ("no_background", "no_object")
 SWAP = "exact swap"
-BLUR = 10 / 224  # deviation, as a share of the longer side
+BLUR = 10 / 224  # deviation of the Gaussian, as a share of the longer side
 DEGENERATE = 1e-8  # FIG + BIG below this: nothing was lost either way, and BIR is undefined
-SMALL = 1.0  # of |u|, where the two forms meet; both are good there
+SMALL = 1.0  # |u| at which the two forms are switched; both are accurate there
 
 
 @checked
@@ -104,7 +104,7 @@ def erase(
 def fill_images(
     model: ImageModel, images: Tensor, fill: ByMask, *, inside: Tensor | None = None
 ) -> Tensor:
-    """What replaces the erased pixels of each image, [1|B, 3, 1|H, 1|W], in their dtype."""
+    """The pixels that replace the erased ones of each image, [1|B, 3, 1|H, 1|W], in their dtype."""
     from torchvision.transforms.functional import gaussian_blur
 
     if fill == "grey":
@@ -159,7 +159,7 @@ class Erased:
         return [erased[ERASED.index(view)] for view in views]
 
     def record(self) -> dict[str, Any]:
-        """What decided the versions."""
+        """The settings that decide the versions, for the protocol."""
         masks = self.data.masks
         return {
             "masks": None if self.fill == "swap" or masks is None else masks.protocol,
@@ -188,33 +188,35 @@ def jensen_shannon(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Gains:
-    """Per image, float64 on the CPU."""
+    """FIG, BIG and BIR of each image, float64 on the CPU."""
 
     fig: Tensor  # [B]
     big: Tensor  # [B]
-    noise_floor: float  # mean JS of the same images in two packings: smaller effects are rounding
+    # mean JS between two runs of the same images in different batches; smaller effects are rounding
+    noise_floor: float
     protocol: dict[str, Any] = field(default_factory=dict)
 
     @property
     def degenerate(self) -> Tensor:
-        """[B] bool: neither region matters."""
+        """[B] bool: whether neither region has an effect."""
         return self.fig + self.big < DEGENERATE
 
     @property
     def bir(self) -> Tensor:
-        """[B]; one half where it is degenerate."""
+        """BIR [B]; one half where it is degenerate."""
         return torch.where(
             self.degenerate, 0.5, self.big / (self.fig + self.big).clamp_min(DEGENERATE)
         )
 
     @property
     def bir_mean_of_ratios(self) -> float:
-        """The paper's equation 41."""
+        """The mean of BIR over images (equation 41 of the paper)."""
         return float(self.bir.mean())
 
     @property
     def bir_ratio_of_means(self) -> float:
-        """What the paper's tables appear to hold; one half if nothing matters anywhere."""
+        """mean(BIG) / mean(FIG + BIG), which the tables of the paper appear to report; one half if
+        both are 0."""
         total = float(self.fig.mean() + self.big.mean())
         return float(self.big.mean()) / total if total > 0 else 0.5
 
@@ -261,7 +263,7 @@ def information_gains(
         images = data.images[rows]
         versions = torch.cat([images, *erased.versions(rows)])
         plain, no_background, no_object = log_probs(model(versions), temperature).chunk(3)
-        again = log_probs(model(images.flip(0)), temperature).flip(0)  # in another packing
+        again = log_probs(model(images.flip(0)), temperature).flip(0)  # in other batches
         others = (no_object, no_background, again)
         return torch.stack([jensen_shannon(plain, other) for other in others], dim=1).cpu()
 

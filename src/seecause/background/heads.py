@@ -1,4 +1,4 @@
-"""Heads: what a score for each of them is, which of them go, and what that does.
+"""Head scores, selection of the heads to prune, and evaluation of the pruned model.
 
 A selector is a decorated function in `scoring`, or in another package (entry points
 `seecause.selectors`):
@@ -10,8 +10,8 @@ A selector is a decorated function in `scoring`, or in another package (entry po
 predictions). A higher score means more worth removing.
 
 `score_heads` scores on correctly predicted images of training data; `prune_and_test` removes the
-highest and measures on other images: accuracy, groups, BIR and flips before and after, against how
-many go, and beside random sets of as many.
+highest and measures on other images: accuracy, groups, BIR and flips before and after, against the
+number of removed heads, and for random sets of the same size.
 
 DivPrune (Alvar et al. 2025, 2503.02175), the token-level baseline, keeps the patch tokens that
 differ most from one another, by max-min diversity over cosine distance d = 1 - cos:
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from seecause.background._export import Form
 
 Head = tuple[int, int]  # (layer, head), both from 0
-TOGETHER = 16  # images whose versions are made at once, between two reports of progress
+TOGETHER = 16  # images whose versions are made at once; progress is reported after each batch
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,11 +87,11 @@ class HeadScores:
 
     value: Tensor  # [L, H] float64, on the CPU
     error: Tensor | None = None  # [L, H], standard error of the mean over images
-    after: dict[str, Tensor] = field(default_factory=dict)  # [L, H] each: accuracy ... without it
-    before: dict[str, float] = field(default_factory=dict)  # the same of the whole model
+    after: dict[str, Tensor] = field(default_factory=dict)  # [L, H] metrics without each head
+    before: dict[str, float] = field(default_factory=dict)  # metrics of the whole model
     protocol: dict[str, Any] = field(default_factory=dict)
     effects: Tensor | None = None  # [B, L, H], of each image; `value` is their mean
-    fig_drops: Tensor | None = None  # [B, L, H], what FIG of each image loses, if it was measured
+    fig_drops: Tensor | None = None  # [B, L, H], drop of each image's FIG, if it was measured
     data: LabelledImages | None = None  # the images, where `score_heads` chose them
 
     def __repr__(self) -> str:
@@ -118,7 +118,7 @@ def penalised(scores: HeadScores) -> HeadScores:
         reason = "FIG without each head was not measured"
         raise NotDefined("the guard", reason, "Score with masks and guard=True")
     drop = scores.after["fig_drop"]
-    # the mean decides whether a head pays: image by image, the penalty would have another mean
+    # the mean over images is clamped: clamped values of single images would have another mean
     effects = scores.effects - (drop > 0) * scores.fig_drops
     value, error = scores.value - drop.clamp_min(0), standard_error(effects)
     return replace(scores, value=value, error=error, effects=effects)
@@ -264,15 +264,15 @@ def absent(model: VisionModel) -> Tensor:
 def over_images(
     run: Callable[[int, int], Tensor], model: VisionModel, images: Tensor, *, holds: int
 ) -> Tensor:
-    """`run(start, stop)` over as many images at once as fit, when a run holds `holds` times what a
-    plain forward does."""
+    """Calls `run(start, stop)` in chunks of images that fit in memory. `holds` is the memory of a
+    run relative to a plain forward pass."""
     each = model.forward_bytes(model.check(images)) * holds
     return run_in_chunks(run, len(images), each, images.device, what="images")
 
 
 @selector("random", cost="none", needs="nothing")
 def random_heads(model: VisionModel, data: LabelledImages, *, seed: int = 0) -> HeadScores:
-    """Every order of heads is as likely as any other: the control for all others."""
+    """Random scores: the control for all selectors."""
     missing, generator = absent(model), torch.Generator().manual_seed(seed)
     value = torch.rand(missing.shape, generator=generator, dtype=torch.float64) + 1e-9
     return HeadScores(value.masked_fill(missing, torch.nan), protocol={"seed": seed})
@@ -286,8 +286,8 @@ def random_sets(model: VisionModel, k: int, *, draws: int = 20, seed: int = 0) -
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """A model without `heads`, measured: numbers by name, without those that the data does not
-    tell."""
+    """Metrics of a model without `heads`, by name; metrics that the data does not allow are
+    absent."""
 
     heads: list[Head]
     numbers: dict[str, float]
@@ -296,8 +296,8 @@ class Outcome:
 @in_eval_mode
 @torch.no_grad()
 def logits_without(model: ImageModel, images: Tensor, sets: Sequence[Sequence[Head]]) -> Tensor:
-    """Logits [S, N, C] of images [N, 3, H, W] without each set of heads. Any model will do where no
-    set has a head."""
+    """Logits [S, N, C] of images [N, 3, H, W] without each set of heads. If all sets are
+    empty, the model may be of any kind."""
     if not any(sets):
         return logits_of(model, images).expand(len(sets), -1, -1)
     view = need_heads(model, "head ablation")
@@ -384,14 +384,14 @@ def _accuracy(
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Outcomes against how many heads may go: by scores, and at random."""
+    """Outcomes against the number of heads that may be removed: by scores, and at random."""
 
     ks: list[int]
     chosen: list[Outcome]
     random: list[list[Outcome]]  # draws for each k
 
     def at(self, k: int) -> Outcome:
-        """The outcome of the chosen heads where `k` may go."""
+        """The outcome of the chosen heads if at most `k` are removed."""
         return self.chosen[self.ks.index(k)]
 
     def band(self, name: str) -> list[tuple[float, float]]:
@@ -412,8 +412,8 @@ def curve(
     seed: int = 0,
     **options: Any,
 ) -> Curve:
-    """Remove the best k heads for every k, and beside it `draws` random sets, as large as what was
-    really removed: heads with scores of 0 or less stay. `options` are those of `outcomes`."""
+    """Remove the best k heads for every k, and for comparison `draws` random sets of the same size
+    (heads with scores of 0 or less are not removed). `options` are those of `outcomes`."""
     sets = [scores.top(k) for k in ks]
     for heads in sets[:]:
         sets += random_sets(model, len(heads), draws=draws, seed=seed)
@@ -467,7 +467,7 @@ def score_heads(
     data = as_data(data)
     scorer = need_heads(model_for(view, data))
     chosen = images_of(scorer, data, progress)
-    if entry.needs != "pairs":  # what a change does is seen in wrong predictions too
+    if entry.needs != "pairs":  # pairs also use wrong predictions
         chosen = correct_images(scorer, chosen, seed=seed, **(sampling or {}))
     fills, masked = "fill" in entry.options, "masks" in entry.needs
     if masked and not (fills and fill == "swap"):
@@ -508,13 +508,13 @@ def _with_masks(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PruneResult:
-    """Heads that go, and what that did on other images."""
+    """Removed heads, and the effect of their removal on other images."""
 
     model: VisionModel  # whole
     heads: list[Head]
     scores: HeadScores
     test: LabelledImages
-    curve: Curve  # against how many heads may go, with random sets beside it
+    curve: Curve  # metrics against the number of removed heads, with random sets
 
     def __repr__(self) -> str:
         before, after = (outcome.numbers.get("accuracy") for outcome in (self.before, self.after))
@@ -541,7 +541,7 @@ class PruneResult:
 
     @property
     def note(self) -> str:
-        """For the README of the exported model."""
+        """A paragraph for the README of the exported model."""
         scored = self.scores.protocol["scored"]
         return (
             f"Heads were chosen by {scored['by']} on {scored['images']} images of {scored['data']}:"
@@ -571,8 +571,8 @@ def prune_and_test(
     progress: Progress = no_progress,
     **options: Any,
 ) -> PruneResult:
-    """Choose heads on correctly predicted images of `train`, remove them, and measure on `test`
-    what that did, beside `draws` random sets of as many.
+    """Choose heads on correctly predicted images of `train`, remove them, and measure the
+    effect on `test`, also for `draws` random sets of the same size.
 
     Args:
         model: A vision transformer, or a vision-language model that is asked for classes.
@@ -588,7 +588,7 @@ def prune_and_test(
         **options: `options` of the selector and `sampling`, as `score_heads` takes them.
 
     Returns:
-        The `heads`, outcomes `before` and `after`, the `curve` against how many go, and `export`.
+        The removed `heads`, outcomes `before` and `after`, their `curve`, and `export`.
 
     Example:
         >>> import seecause as sc

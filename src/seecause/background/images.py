@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from seecause.critters.world import Latents
 
 log = logging.getLogger(__name__)
-READ = 64  # samples held at once before they have the model's size
-COVERED = 0.5  # share of a patch that an object must cover
+READ = 64  # samples read at once, before they are resized
+COVERED = 0.5  # an object patch is covered by the object to at least this share
 NONE_OF_NINE = "none of the nine"
 
 MaskKind = Literal["given", "discovered", "network", "own"]
@@ -65,7 +65,7 @@ def no_progress(what: str, total: int) -> Iterator[Advance]:
 
 @dataclass(frozen=True, eq=False)
 class PerImage:
-    """Facts about images: every tensor field has one row for each image."""
+    """Base class of data about images: every tensor field has one row for each image."""
 
     def take(self, rows: Tensor) -> Self:
         """The rows of some images, by index or by a boolean mask."""
@@ -80,15 +80,15 @@ class PerImage:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Masks(PerImage):
-    """Where the object of each image is: on its pixels, or on the model's patches."""
+    """Object masks of images, on pixels or on the model's patches."""
 
     hard: Tensor  # [N, h, w] bool, True on the object
     kind: MaskKind = "given"
-    source: str = "given masks"  # what made them, for reports
+    source: str = "given masks"  # the source of the masks, for reports
     inside: Tensor | None = None  # [N, h, w] bool: False on padding and where nothing is known
     overlap: Tensor | None = None  # [N] float64: IoU with masks of the data; NaN without one
     soft: Tensor | None = None  # [N, g, g] in [0, 1], of discovered masks
-    notes: tuple[str, ...] = ()  # what a reader of results must know
+    notes: tuple[str, ...] = ()  # warnings for reports
     protocol: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -105,7 +105,7 @@ class Masks(PerImage):
 
     @property
     def known(self) -> Tensor:
-        """[N] bool: images of which anything is known."""
+        """[N] bool: images with known pixels of object or background."""
         if self.inside is None:
             return torch.ones(len(self), dtype=torch.bool, device=self.hard.device)
         return self.inside.flatten(1).any(dim=1)
@@ -119,7 +119,8 @@ class Masks(PerImage):
         return cls(truth == 1, inside=inside, protocol={"source": "given"})
 
     def on_patches(self, grid: tuple[int, int]) -> Tensor:
-        """[N, gh, gw] bool: patches of which the object covers at least half of what is known."""
+        """[N, gh, gw] bool: patches whose known pixels are covered by the object to at least
+        half."""
         known = torch.ones_like(self.hard) if self.inside is None else self.inside
         parts = torch.stack([self.hard.float(), known.float()], dim=1)
         covered, counted = F.adaptive_avg_pool2d(parts, grid).unbind(dim=1)
@@ -171,12 +172,14 @@ class LabelledImages(PerImage):
             count, *grid = masks.hard.shape
             odd = len(grid) != 2 or any(map(operator.mod, self.size, grid))
             if count != len(self) or odd:
-                expected = f"one for each image of {list(self.images.shape)}, on pixels or patches"
+                expected = (
+                    f"a mask for each image of {list(self.images.shape)}, on pixels or patches"
+                )
                 raise BadOption(name, [count, *grid], expected)
         for name in ("other_background", "other_object"):
             other = getattr(self, name)
             if other is not None and other.shape != self.images.shape:
-                expected = f"one for each image: {list(self.images.shape)}"
+                expected = f"one for each image, {list(self.images.shape)}"
                 raise BadOption(name, list(other.shape), expected)
 
     def __repr__(self) -> str:
@@ -350,7 +353,7 @@ def critter_images(
     model: ImageModel, latents: Latents, *, name: str = "critters"
 ) -> LabelledImages:
     """Scenes with their masks, groups (creature, background) and exact counterfactuals; the other
-    background and creature of each are decided by its place in the batch."""
+    background and creature of each are decided by its index in the batch."""
     from seecause import critters
     from seecause.critters.world import BACKGROUNDS
 

@@ -1,4 +1,4 @@
-"""What repairs train: the last layer of a classifier, on its features, or all weights.
+"""Training for repairs: of the last layer of a classifier, on its features, or of all weights.
 
 Features [N, P] are what enters the last layer: logits = features W' + b. All fits are in float64.
 
@@ -15,10 +15,10 @@ without an image keep their rows.
 
 Fine-tuning trains all weights on versions of images, each with the label of its object. AdamW with
 a low learning rate, balanced classes, half of the images mirrored, bfloat16 on a GPU. After each
-epoch `score` judges the model; training stops when it has not risen for `PATIENCE` epochs. With a
-checkpoint file, a killed training continues from its last whole epoch and ends with the same
-weights. Under `torchrun` processes share each batch and add their gradients; the first process
-decides and writes.
+epoch `score` evaluates the model; training stops when the score has not risen for `PATIENCE`
+epochs. With a checkpoint file, a killed training continues from its last whole epoch and ends with
+the same weights. Under `torchrun` processes share each batch and add their gradients; the first
+process decides and writes.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from seecause.models.view import VisionModel
 if TYPE_CHECKING:
     from seecause.background.transplant import Versions
 
-STRENGTH = 0.01  # C of the ridge
-MOST = 8  # directions that are folded out at most
-STRENGTHS = (1.0, 0.7, 0.3, 0.1, 0.07, 0.03, 0.01)  # C of DFR
+STRENGTH = 0.01  # C of the ridge regression
+MOST = 8  # maximum number of directions that are removed
+STRENGTHS = (1.0, 0.7, 0.3, 0.1, 0.07, 0.03, 0.01)  # values of C that DFR tries
 REFITS = 20  # fits that DFR averages
 DECAY, CLIP, PATIENCE = 0.05, 1.0, 2  # of fine-tuning
 
@@ -107,8 +107,8 @@ def with_last_layer(model: VisionModel, layer: LastLayer, *, check: bool = True)
 @in_eval_mode
 @torch.no_grad()
 def features(model: VisionModel, images: Tensor) -> Tensor:
-    """What enters the last layer, [N, P] float64 on the CPU; of unit length if the layer compares
-    angles."""
+    """The input of the last layer, [N, P] float64 on the CPU; of unit length if the layer computes
+    cosines."""
     need_heads(model, "a new last layer")
     images = images.to(model.device, model.dtype)
     bare = rewrap(model, model.module, head=nn.Identity(), check=False, freeze=False)

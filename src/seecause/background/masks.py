@@ -83,10 +83,11 @@ Weights = Annotated[
     Limit(lambda weights: min(weights) >= 0, "three numbers of at least 0: for JS, area and TV"),
 ]
 Grid = Annotated[int, Limit(lambda cells: cells >= 2, "at least 2 cells a side")]
-DIGITS = 1e6  # values closer than one part of this are ties: a flat mask stays flat when enlarged
-BETAS = (0.9, 0.999)  # of Adam; torch.optim.Adam rounds otherwise, which masks amplify
-TOGETHER = 64  # images whose maps are kept in one file
-SEARCHED = {"cuda": 128, "cpu": 32}  # images searched together: on a GPU, fewer take as long
+# values are rounded to 1 / DIGITS, so that interpolation noise does not break ties in a flat mask
+DIGITS = 1e6
+BETAS = (0.9, 0.999)  # of Adam, which is written out: torch.optim.Adam rounds differently
+TOGETHER = 64  # images per cache file
+SEARCHED = {"cuda": 128, "cpu": 32}  # images per search; on a GPU, fewer are not faster
 
 
 def object_masks(
@@ -240,9 +241,9 @@ def _kept(
     images: Tensor,
     compute: Callable[[], dict[str, Tensor]],
 ) -> dict[str, Tensor]:
-    """What `compute` makes of some images, kept in a file of the folder `cache`. Its name is a
-    digest of everything that decides the content: weights and gates of a model, facts such as
-    options, pixels and software. A damaged file is written again."""
+    """The result of `compute` for some images, cached in a file of the folder `cache`. Its name is
+    a digest of everything that decides the content: weights and gates of a model, options, pixels
+    and software. A damaged file is written again."""
     if cache is None:
         return compute()
     from seecause._software import arithmetic, versions
@@ -265,7 +266,7 @@ def _kept(
 def _doubts(
     model: ImageModel, network: ImageModel, same: bool, confidence: float
 ) -> tuple[str, ...]:
-    """What a reader must know of masks that a network found."""
+    """Warnings about masks that a network found."""
     if same:
         return (
             f"masks are the own maps of {network.name}: a model that relies on the background marks"
@@ -314,7 +315,10 @@ def discover_masks(
     cache: str | Path | None = None,
     progress: Advance = no_advance,
 ) -> Masks:
-    """Find the pixels that keep each prediction, by optimisation; the defaults are the paper's.
+    """Find the pixels that preserve each prediction, by optimisation.
+
+    Defaults are the paper's, except that exactly `rho` of the pixels are kept (binarise="topk") and
+    that area and total variation are means.
 
     Args:
         model: A classifier whose classes exclude each other.
@@ -353,7 +357,7 @@ def discover_masks(
         progress(b - a)
         return found["soft"].to(model.device)
 
-    graph = (model.n_layers + 1) if isinstance(model, VisionModel) else 4  # what gradients keep
+    graph = (model.n_layers + 1) if isinstance(model, VisionModel) else 4  # for gradients
     most = SEARCHED["cuda" if images.is_cuda else "cpu"]
     at_once = min(most, fit(len(images), graph * model.forward_bytes(layout), images.device))
     soft = torch.cat(list(in_chunks(run_chunk, len(images), at_once, what="masks")))

@@ -65,11 +65,11 @@ from seecause.results import Result
 log = logging.getLogger(__name__)
 
 CHEAP = ("last-layer", "directions")
-EVERY = "all"  # instead of names: every remedy that the data allows
+EVERY = "all"  # selects every remedy that the data allows
 SHARES = (0.6, 0.2, 0.2)
-JUDGED = 400  # images that the verdict is taken of, at most
-SCORED = 64  # pairs that heads are scored on
-HEAD_COUNTS = (1, 2, 4, 8)  # heads that are removed
+JUDGED = 400  # maximum number of images for the verdict
+SCORED = 64  # maximum number of pairs for head scores
+HEAD_COUNTS = (1, 2, 4, 8)  # numbers of removed heads that are tried
 IN_WORDS = "predicts words, and all its other answers share their weights: no last layer to repair"
 ASKED_INSTEAD = (
     "Audit it (seecause audit --classify name_ll), prune its heads (seecause heads prune"
@@ -100,7 +100,7 @@ class Candidate:
     """A model after a remedy, or why the remedy cannot be applied."""
 
     name: str
-    done: str  # one sentence
+    done: str  # a sentence about the change
     details: dict[str, Any] = field(default_factory=dict)  # as JSON takes them
     seconds: float = 0.0
     validation: dict[str, float] = field(default_factory=dict)
@@ -110,7 +110,8 @@ class Candidate:
     layer: LastLayer | None = None  # if nothing but the last layer was changed
 
     def judge(self, original: VisionModel, part: Versions) -> Predictions:
-        """Predictions on images and their versions; of a new last layer, from kept features."""
+        """Predict images and their versions. If only the last layer changed, cached features are
+        reused."""
         if self.layer is not None:
             return part.predict_under(original, self.layer)
         return part.predict(original if self.model is None else self.model)
@@ -153,7 +154,7 @@ def fold_directions(model: VisionModel, splits: Splits, *, rank: Count | None = 
         r: splits.validation.predict_under(model, layer).transplant_worst
         for r, layer in layers.items()
     }
-    # of equal ranks, that of the spectrum, else the lowest
+    # among equally good ranks, the rank of the spectrum, otherwise the lowest
     chosen = max(worst, key=lambda r: (worst[r], r == directions.rank, -r))
     spectrum = (directions.values / directions.values[0])[: MOST + 1].tolist()
     details = {
@@ -180,7 +181,7 @@ def remove_heads(model: VisionModel, splits: Splits) -> Candidate:
             views[count] = pruned, splits.validation.predict(pruned).transplant_worst
             advance(1)
     worst = {count: score for count, (_, score) in views.items()}
-    best = max(worst, key=worst.__getitem__)  # the fewest of equals
+    best = max(worst, key=worst.__getitem__)  # the smallest of equally good counts
     tried = {str(count): round(value, 4) for count, value in worst.items()}
     details = {"heads": order[:best], "transplant-worst by count": tried}
     done = f"{best} heads removed: {', '.join(map(str, order[:best]))}."
@@ -233,7 +234,7 @@ def train_on(
 
 
 def _content(versions: Versions) -> list[Any]:
-    """What the versions are made of."""
+    """The data that decides the versions, for digests."""
     data = versions.data
     parts = [data.images, data.other_background]
     parts.append(None if data.masks is None else data.masks.hard[:, None].float())

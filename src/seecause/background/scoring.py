@@ -8,18 +8,18 @@ image, and the selectors that these are compared with.
 
 A head with a positive CIGMA score made predictions depend on the background. The score alone can
 mislead: a head whose removal makes all predictions alike has BIG^(-h) = 0 and the highest score. So
-accuracy, NLL, entropy and (with `guard`) FIG without the head are measured too. A removed head
-carries instead:
+accuracy, NLL, entropy and (with `guard`) FIG without the head are measured too. The output of a
+removed head is replaced by:
 
-    zero       nothing (the paper)
-    mean       what it carries on average over the images, token by token
-    resample   what it carries in another image (a seeded derangement); the same donor for all
+    zero       zeros (the paper)
+    mean       its mean output over the images, token by token
+    resample   its output for another image (a seeded derangement); the same donor for all
                versions of an image
 
 `screen` guesses all scores and measures the highest exactly. With a gate g_h on every head, one
-backward pass gives the slope of the response at g = 1 for all heads. A divergence bends where a
-head matters: images with BIG near 0 have no slope although removals can only raise BIG there. So
-BIG and FIG are guessed to second order. With d = log p - log q at the two predictions and
+backward pass gives the gradient of the response at g = 1 for all heads. JS is not linear in the
+gate: where BIG is near 0 its gradient is 0, although removing a head can increase BIG. So BIG and
+FIG are expanded to second order. With d = log p - log q at the two predictions and
 m = (p + q) / 2, the divergence is
 
     JS ~ ln 2 (1 - exp(-x / ln 2)),    x = |d|^2 / 8,    |d|^2 = sum_y m_y (d_y - sum_z m_z d_z)^2
@@ -32,11 +32,11 @@ and x to
 <d, e_h> / 4 is the slope of x, which that of JS gives: dJS / dg = (1 - JS / ln 2) dx / dg. For
 |e_h|^2 one random probe is enough: with random signs s_y, the square of
 sum_y s_y sqrt(m_y) (e_h - m.e_h)_y has that mean, and a second backward pass gives it for all
-heads; images average its noise away. Its weight c would be 1 if predictions moved in a straight
-line and the probe had no noise; 0.6 served best on the images that chose it (docs/decisions.md).
+heads; the mean over images reduces its noise. In theory c = 1 (predictions change linearly, the
+probe has no noise). c = 0.6 gave the best ranking on the tuning images (docs/decisions.md).
 
 `interchange` is the gold score where exact counterfactuals exist. x = (f, b), x' = (f, b') has
-another background. One head of the run on x is given what it carries in the run on x':
+another background. One head of the run on x gets its output from the run on x':
 
     NIE(h) = E JS(p(x), p_{h <- x'}(x))
 
@@ -133,23 +133,23 @@ T = TypeVar("T")
 Operator = Literal["zero", "mean", "resample"]
 Response = Literal["big", "fig", "prob", "logit", "nll"]
 COMPARED: dict[str, ErasedView] = {"big": "no_background", "fig": "no_object"}
-SCORED = {"cuda": 128, "cpu": 8}  # images scored together at most
-TOGETHER = (1, 2, 4, 8)  # heads that are exchanged together
-UNMOVED = 1e-9  # nats: versions that differ by less have the same prediction
-BEYOND_ZERO = 1.96  # standard errors: a smaller mean effect cannot be told from none, at 95 %
-VERIFIED = 3  # heads that a screen measures for each that is wanted
-MOST = math.log(2)  # no divergence is larger
-BENT = 0.6  # c, the weight of |e_h|^2
-OPEN = 0.5  # a gate above this is open
-CLIP = 4.0  # of logits of gates
-NORM = 1.0  # of the gradient of each set of gates
-ROOM = 1e-6  # of MOST, that is always left: the slope of x is that of JS over what is left
+SCORED = {"cuda": 128, "cpu": 8}  # maximum number of images scored together
+TOGETHER = (1, 2, 4, 8)  # numbers of heads that are exchanged together
+UNMOVED = 1e-9  # nats; versions with a smaller JS have the same prediction
+BEYOND_ZERO = 1.96  # standard errors; a smaller mean effect is not significant at 95 %
+VERIFIED = 3  # measured heads per requested head of a screen
+MOST = math.log(2)  # the maximum of JS
+BENT = 0.6  # c, the weight of |e_h|^2 in the second-order estimate
+OPEN = 0.5  # a gate above this value counts as open
+CLIP = 4.0  # maximum size of gate logits in the pressure term
+NORM = 1.0  # maximum gradient norm of each set of gates
+ROOM = 1e-6  # JS is kept below (1 - ROOM) * MOST: the gradient of x divides by the difference
 
 
 @checked
 class HeadExperiment:
-    """Images with their erased versions, what is measured on them, and what a removed head carries
-    instead. Options are those of `score`."""
+    """Images with their erased versions, the measures, and the replacement of removed heads.
+    Options are those of `score`."""
 
     def __init__(
         self,
@@ -192,11 +192,11 @@ class HeadExperiment:
 
     @property
     def copies(self) -> int:
-        """Versions of each image that run."""
+        """Number of versions per image in a run."""
         return 1 + len(self.views)
 
     def rows(self, part: slice) -> Tensor:
-        """All versions of some images, [V * b, 3, H, W], and behind them their donors."""
+        """All versions of some images, [V * b, 3, H, W], followed by their donors."""
         images = [self.data.images[part]]
         if self.erased is not None:
             images += self.erased.versions(part, [*self.views.values()])
@@ -205,7 +205,7 @@ class HeadExperiment:
         return torch.cat(images)
 
     def content(self, layer: int, carried: Tensor, tokens: Tensor) -> Tensor:
-        """What a removed head carries instead."""
+        """The replacement of a removed head's output."""
         if self.operator == "mean":
             return self.means[layer][tokens]
         if self.operator == "resample":
@@ -239,7 +239,7 @@ class HeadExperiment:
     def over_images(
         self, run: Callable[[slice], T], *, depth: float = 1.0, most: int | None = None
     ) -> list[T]:
-        """`run` on as many images at a time as fit, if each row holds `depth` times a plain run."""
+        """Calls `run` in chunks that fit in memory; a row holds `depth` times a plain run."""
         rows, count = self.copies + (self.donors is not None), len(self.data)
         each = int(rows * self.model.forward_bytes(self.layout) * depth)
         size = min(fit(count, each, self.data.images.device), most or count)
@@ -258,7 +258,7 @@ class HeadExperiment:
 def derangement(count: int, seed: int) -> Tensor:
     """For each of `count` images another one: the next in a random circle."""
     if count < 2:
-        expected = "'zero' or 'mean': with one image there is no other to take from"
+        expected = "'zero' or 'mean': resampling needs at least two images"
         raise BadOption("operator", "resample", expected)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     donors = torch.empty_like(order)
@@ -282,15 +282,15 @@ def score(
     seed: int = 0,
     progress: Advance = no_advance,
 ) -> HeadScores:
-    """What the response loses without each head.
+    """Score each head by the drop of a response when the head is removed.
 
     Args:
         model: A vision transformer.
         data: Images with `masks`, or with other versions for fill="swap"; a plain tensor of
             normalised images for responses that compare no versions.
         response: "big" (CIGMA), "fig", "prob", "logit" or "nll" (of the labels).
-        target: The class that is meant; None: the labels of the data, or the model's predictions.
-        operator: What a removed head carries: "zero", "mean" or "resample".
+        target: The class of the response; None: the labels of the data, or the model's predictions.
+        operator: Replacement of a removed head: "zero", "mean" or "resample".
         fill: What replaces the background (`erase`).
         guard: Also measure FIG without each head, for half as much again.
         temperature: Of the predictions that are compared.
@@ -299,7 +299,7 @@ def score(
         progress: Called with the number of (image, head) pairs that are finished.
 
     Returns:
-        A score [L, H] for every head, with standard errors and what else its removal does.
+        A score [L, H] for every head, with standard errors and other effects of its removal.
 
     Example:
         >>> import seecause as sc
@@ -380,7 +380,7 @@ def _measured(
 
 @selector("loss-gain", cost="about L * H / 2 forwards", needs="labels")
 def loss_gain(model: VisionModel, data: LabelledImages) -> HeadScores:
-    """How much the loss falls without each head, by exact ablation."""
+    """The decrease of the loss when each head is removed, by exact ablation."""
     return score(model, data, response="nll", guard=False)
 
 
@@ -397,11 +397,11 @@ def cigma(
     seed: int = 0,
     progress: Advance = no_advance,
 ) -> HeadScores:
-    """How much less predictions depend on the background without each head, less what the object
-    loses.
+    """The decrease of the dependence on the background (BIG) when each head is removed, less the
+    decrease of the dependence on the object (FIG).
 
     Scores below the noise floor are 0, then the guard applies (`penalised`). With `screen`, only
-    the heads that a guess finds likeliest are measured.
+    the heads with the highest estimates are measured.
     """
     complete = fill != "swap" or data.other_object is not None
     if not complete and guard:
@@ -431,7 +431,8 @@ def screen(
     seed: int = 0,
     **options: Any,
 ) -> HeadScores:
-    """Find the `top` heads at the price of a few forwards: guess all scores, measure the highest.
+    """Find the `top` heads at the cost of a few forward passes: estimate all scores, measure the
+    highest.
 
     A model in bfloat16 is screened several times as fast as one in float32.
 
@@ -474,7 +475,7 @@ screened = screen  # in `cigma`, an option has the function's name
 def guessed(
     model: VisionModel, data: LabelledImages | Tensor, *, seed: int = 0, **options: Any
 ) -> HeadScores:
-    """What BIG (or FIG, by `response`) would lose without each head, guessed to second order.
+    """Estimate to second order how much BIG (or FIG, by `response`) falls without each head.
     Options are those of `score`; `seed` draws the probes."""
     need_gradients(model, "screen", remedy="Measure every head: sc.background.score")
     if (response := options.get("response", "big")) not in COMPARED:
@@ -626,10 +627,10 @@ def interchange_shares(
     temperature: Positive = 1.0,
     progress: Advance = no_advance,
 ) -> HeadScores:
-    """Share of what two versions of an image change that passes through each head.
+    """The share of the change between two versions of an image that passes through each head.
 
-    The protocol has `mediated`, the share that the 1, 2, 4 and 8 highest carry together. Where the
-    whole effect cannot be told from none, scores are nats and nothing is mediated.
+    The protocol has `mediated`, the share of the 1, 2, 4 and 8 highest heads together. If the whole
+    effect is not significant, scores are in nats and shares are undefined.
     """
     heads = all_heads(model)
     scores = interchange(
@@ -697,7 +698,7 @@ def weight_norm(model: VisionModel, data: LabelledImages) -> HeadScores:
 
 @selector("taylor", cost="1 forward, 1 backward", needs="labels")
 def taylor(model: VisionModel, data: LabelledImages) -> HeadScores:
-    """First-order change of the loss without each head; the least important heads go first."""
+    """First-order change of the loss without each head; the least important heads score highest."""
     need_gradients(model, "a gradient of gates", remedy="Measure every head: sc.background.score")
     labels = data.need_labels()
 
@@ -718,7 +719,7 @@ def taylor(model: VisionModel, data: LabelledImages) -> HeadScores:
 @selector("attention-mass", cost="1 forward", needs="masks")
 @torch.no_grad()
 def attention_mass(model: VisionModel, data: LabelledImages) -> HeadScores:
-    """Share of attention on the background. Pixels of which nothing is known do not count."""
+    """Share of attention on the background; unknown pixels of masks are ignored."""
     if data.masks is None:
         raise BadOption("masks", None, "object masks: data.with_masks(object_masks(...))")
     layout = model.check(data.images)
@@ -752,8 +753,8 @@ def gating(
     batch: Count = 32,
     seed: int = 0,
 ) -> HeadScores:
-    """Interference under Causal Head Gating. Only heads that it calls interfering are above 0: shut
-    even when all are pushed open."""
+    """Interference by Causal Head Gating. Only interfering heads, which stay closed even when gates
+    are pushed open, score above 0."""
     schedule: dict[str, Any] = {"steps": steps, "rate": rate, "batch": batch}
     opened, shut = fitted_gates(model, data, fits=fits, strength=strength, seed=seed, **schedule)
     interfering = (opened.mean(dim=0) <= OPEN) & (shut.mean(dim=0) <= OPEN)

@@ -3,14 +3,14 @@
 Transplants put the object of image i on the background of image j:
 
     patch p of the result = i's patch p                 inside i's mask
-                            j's patch p                 elsewhere, outside j's hole
-                            another patch of j          in j's hole: j's mask grown by one patch
+                            j's patch p                 elsewhere, outside j's erased region
+                            another patch of j          in it: j's mask grown by one patch
 
-The patches that fill a hole are drawn from those of j outside it. If masks are as fine as the
-images, the object is cut by pixels, with soft edges. Every draw is a hash of (seed, i, number of
-the transplant): the first four of eight transplants are the four of `per_image=4`. Images may be
-raw or normalised, because copying and mixing commute with normalisation. Transplants are rendered
-when they are indexed, so eight for each image take the memory of one batch.
+The patches that fill an erased region are drawn from the patches of j outside of it. If masks are
+as fine as the images, the object is cut by pixels, with soft edges. Every draw is a hash of (seed,
+i, number of the transplant): the first four of eight transplants are the four of `per_image=4`.
+Images may be raw or normalised, because copying and mixing commute with normalisation. Transplants
+are rendered when they are indexed, so eight for each image take the memory of one batch.
 
 A test has versions of two kinds:
 
@@ -51,11 +51,11 @@ from seecause.options import Count, Seed, checked
 log = logging.getLogger(__name__)
 
 Donors = Literal["any", "same-class", "other-class"]
-SOFT = 1 / 150  # deviation of a soft edge, as a share of the image's longer side
-FEWEST_PATCHES = 12  # a side, by which holes are filled, if masks are by pixels
-FEWEST = 5  # images in a cell whose accuracy counts by itself
-AT_ONCE = 256  # versions that are rendered together
-_DRAW, _FILL = 1, 2  # purposes of a hash
+SOFT = 1 / 150  # deviation of soft edges, as a share of the image's longer side
+FEWEST_PATCHES = 12  # patches per side of the fill grid, at least, if masks are of pixels
+FEWEST = 5  # minimum number of images of a cell in `worst_cell`; smaller cells are pooled
+AT_ONCE = 256  # versions rendered at once
+_DRAW, _FILL = 1, 2  # stream identifiers for the random hash
 _VERSION = re.compile(r"~\d+(\.\w+)?$")  # the end of an id that tells versions of an image apart
 
 
@@ -67,8 +67,8 @@ class Versions:
     data: LabelledImages
     source: Tensor  # [M] image that the version belongs to
     donor: Tensor  # [M] image whose background it has; of pairs 1 for the other version, else 0
-    number: Tensor  # [M] which of the image's transplants
-    control: Tensor  # [M] bool: versions that show what cutting alone does
+    number: Tensor  # [M] number of the transplant among those of its image
+    control: Tensor  # [M] bool: control versions, which show the effect of cutting alone
     seed: int = 0
     memo: dict[str, Any] = field(default_factory=dict)  # features of the last model
 
@@ -85,7 +85,7 @@ class Versions:
             other = (donor == 1)[:, None, None, None]
             return torch.where(other, data.other_background[source], images)
         masks = data.masks.hard.to(source.device)
-        holes = _holes(masks[donor], data.size)
+        holes = _erased_regions(masks[donor], data.size)
         background = _filled(data.images[donor], holes, self.seed, source, self.number[rows])
         shapes = masks[source][:, None]
         if shapes.shape[-2:] == data.size:
@@ -166,8 +166,8 @@ def transplant(
         raise BadOption("masks", None, "object masks: data.with_masks(object_masks(...))")
     masks, device = data.masks.hard, data.images.device
     objects = masks.flatten(1).any(dim=1) & ~masks.flatten(1).all(dim=1)
-    grounds = ~_holes(masks, data.size).flatten(1).all(dim=1)
-    # drawn on the CPU: one image at a time would wait for the device a thousand times
+    grounds = ~_erased_regions(masks, data.size).flatten(1).all(dim=1)
+    # drawn on the CPU: a GPU would synchronise for each image
     classes = (data.need_labels() if classes is None else classes).cpu()
     source, donor, number = _draw(classes, objects.cpu(), grounds.cpu(), per_image, donors, seed)
     if len(source) == 0:
@@ -206,7 +206,7 @@ def versions_to_test(
         return replace(both, control=both.donor == 0)
     predicted = logits_of(model, data.images).argmax(dim=1)
     if len(predicted.unique()) < 2:
-        predicted = data.need_labels()  # a model that predicts one class tells no donors apart
+        predicted = data.need_labels()  # if the model predicts one class only
     options: Any = {"per_image": per_image, "classes": predicted, "seed": seed}
     moved = transplant(data, donors="other-class", **options)
     if torch.bincount(predicted).max() < 2:
@@ -240,8 +240,8 @@ class Predictions:
 
     @property
     def counted(self) -> Tensor:
-        """[n] bool: images whose flips count, those with a correct prediction. Of pairs, in either
-        version: a mark flips just those predictions that are wrong with it."""
+        """[n] bool: images whose flips count, those with a correct prediction. For pairs, a correct
+        prediction of either version is enough: a mark may make the first one wrong."""
         if self.versions.data.masks is not None:
             return self.correct
         return self.correct | (self.accuracy_by_image() > 0)
@@ -291,7 +291,7 @@ class Predictions:
         return self.versions.data.by_group(self.correct)
 
     def numbers(self, *, groups: bool = False) -> dict[str, float]:
-        """By name, for tables; NaN where the data does not tell."""
+        """Numbers by name, for tables; NaN if the data does not allow them."""
         by_group = self.groups if groups else None
         moved = self._correct_versions()[~self.versions.control.cpu()]
         return {
@@ -353,9 +353,9 @@ def origins(ids: Sequence[str]) -> Tensor:
     return torch.tensor([numbers[name] for name in names])
 
 
-def _holes(masks: Tensor, size: tuple[int, int]) -> Tensor:
-    """What is filled of each background, [n, gh, gw]: the mask grown by one patch; the mask alone
-    where nothing would be left. Of masks as fine as the images, every patch that they touch."""
+def _erased_regions(masks: Tensor, size: tuple[int, int]) -> Tensor:
+    """Patches of each background that are filled, [n, gh, gw]: the mask grown by one patch; the
+    mask alone if nothing would be left. For masks of pixels, every patch that they touch."""
     share = masks[:, None].float()
     if masks.shape[1:] == size:
         grid = (size[0] // _patch(size[0]), size[1] // _patch(size[1]))
@@ -390,7 +390,8 @@ def _draw(
 
 
 def _filled(images: Tensor, holes: Tensor, seed: int, source: Tensor, number: Tensor) -> Tensor:
-    """Backgrounds [m, 3, H, W] whose holes [m, gh, gw] are filled with other patches of theirs."""
+    """Backgrounds [m, 3, H, W] with `holes` [m, gh, gw] filled by other patches of the same
+    image."""
     (rows, columns), height, width = holes.shape[1:], *images.shape[-2:]
     high, wide = height // rows, width // columns
     hole = holes.flatten(1)  # [m, P]

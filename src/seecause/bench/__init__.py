@@ -5,7 +5,7 @@
     sc.bench.run("runs/first", request).complete
     sc.bench.table("runs/first").cells["caap"]["ins-del"].mean
 
-runner    runs grids of cells here, in processes or on a Ray cluster; one Parquet file for each
+runner    runs grids of cells in this process, in others or on Ray; one Parquet file for each
 cells     a benchmark cut into cells named by a digest; the rows of one cell
 tables    runs a benchmark; means, errors, intervals and paired differences; CSV, LaTeX and Markdown
 """

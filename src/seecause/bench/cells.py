@@ -1,14 +1,14 @@
-"""What a benchmark computes: a request, the cells it is cut into, and the rows of one cell.
+"""The content of a benchmark: a request, its cells, and the rows of one cell.
 
 A cell is one method on a few neighbouring images. Its name is a digest of all that decides its
 rows (method, metrics, the bytes of its images, model, code, libraries) and of nothing else: not of
-the other images, the folder or the number of workers. So a finished cell can be used for as long
-as its name is asked for, and a longer run uses the cells of a shorter one.
+the other images, the folder or the number of workers. So a finished cell is valid as long as its
+name is requested, and a longer run uses the cells of a shorter one.
 
 Metrics are columns of groups that share their work. Two words stand for several columns:
 
 paper   insertion, deletion and their difference, AUPR_1, AUPR_0, pointing game
-all     everything; sanity checks and truth explain every image again, some dozens of times
+all     everything; sanity checks and truth explain every image some dozens of times
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from seecause.models.base import ImageModel
 from seecause.options import Count, check_options, checked, keyword_options, with_options
 from seecause.target import Spec
 
-SCHEMA = 7  # of the rows; another number makes every cell new
-# bytes of activations; fixed, because free memory would decide chunks, and so the last bits
+SCHEMA = 7  # version of the rows; another number invalidates every cell
+# bytes of activations; fixed, because chunk sizes change the last bits of results
 MEMORY = {"cpu": 64 << 20, "cuda": 8 << 30}
 CLASSES = ("label", "target", "predicted")  # columns; null where not known
 PAPER = ("insertion", "deletion", "ins-del", "aupr1", "aupr0", "pointing")
-UNDEFINED = "not defined for this image"  # unlike a value that could not be computed
+UNDEFINED = "not defined for this image"  # recorded if a metric returns NaN without an error
 PARTS = (
     *("correctness", "contrastivity", "csdc"),
     *("preservation", "deletion", "distractibility"),
@@ -128,7 +128,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Plan:
-    """A request with nothing left open, what model and data turned out to be, and the cells.
+    """A resolved request, the fingerprints of model and data, and the cells to compute.
 
     It is the `Job` of its cells: a worker opens model and data with it.
     """
@@ -138,7 +138,7 @@ class Plan:
     data: Mapping[str, Any]  # name, fingerprint, classes, images
     places: Sequence[int]  # the model's class of each label; empty if the prediction is explained
     versions: Mapping[str, str]
-    plugins: Mapping[str, str]  # digests of code outside this package, by what it is
+    plugins: Mapping[str, str]  # digests of code of other packages, by kind and name
     cells: Sequence[Cell] = ()
 
     def record(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class Plan:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> Plan:
-        """The plan of `record()`; raises KeyError, TypeError or ValueError if it is none."""
+        """The plan from `record()`; raises KeyError, TypeError or ValueError if it is not valid."""
         if record["schema"] != SCHEMA:
             raise ValueError("written by another version")
         request, cells = Request(**record["request"]), [Cell(**cell) for cell in record["cells"]]
@@ -156,11 +156,11 @@ class Plan:
 
     @cached_property
     def key(self) -> str:
-        """A digest of all but the cells."""
+        """A digest of the plan without its cells."""
         return digest_json(replace(self, cells=()).record())
 
     def open(self) -> Evaluate:
-        """Open model and data in a worker; refused if they are not those of the plan."""
+        """Open model and data in a worker; raises if they differ from those of the plan."""
         check_versions(self.versions)
         model, data = (
             open_model(self.request),
@@ -232,7 +232,7 @@ class Prepared:
         return pa.table(table).replace_schema_metadata({"seecause": json.dumps(about)})
 
     def read(self, indices: range, data: str) -> Loaded:
-        """Images in the model's frame and their predictions; `data` is the digest they had."""
+        """Images in the model's frame and their predictions; `data` is their expected digest."""
         if self.last is not None and self.last[0] == indices:
             return self.last[1]
         samples, reasons, predicted = dict[int, Sample](), dict[int, str](), None
@@ -265,7 +265,7 @@ class Prepared:
         began = self._now()
         found = attribute(self.model, batch.images, target, **options)
         seconds = torch.full((len(target),), (self._now() - began) / len(target))
-        # maps of patches are kept; maps of pixels are measured, and too many to be kept
+        # maps of patches are stored; maps of pixels are measured but are too large to store
         columns |= {"target": target, "predicted": loaded.predicted}
         columns |= {"seconds": seconds, "map": found.maps}
 
@@ -293,7 +293,7 @@ class Prepared:
         return columns, {g: run_group(g, inputs, own, truth=loaded.truth) for g, own in measures}
 
     def _now(self) -> float:
-        """The time when everything that was begun is done, also on a GPU."""
+        """The time after pending work is done, also on a GPU."""
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
         return time.perf_counter()
@@ -435,8 +435,7 @@ def _plugins(request: Request, model: ImageModel, data: Dataset) -> dict[str, st
 
 
 def _complete(request: Request, options: Options, model: ImageModel, data: Dataset) -> Request:
-    """The same request with nothing left open: further options of methods and metrics added, and
-    their defaults."""
+    """The request with `options` and all defaults of methods and metrics filled in."""
     if not request.methods or not request.metrics:
         given = [list(request.methods), list(request.metrics)]
         raise BadOption("methods and metrics", given, "at least one of each")
@@ -473,8 +472,8 @@ def run_group(
 ) -> Scores:
     """Measure one group. `details["reasons"]` says why an image has no value, "" elsewhere.
 
-    What a method or model does not define is a reason, and no error. `truth` is what the metric
-    "parts" would compute again for each method.
+    A value that a method or model does not define is a reason and not an error. `truth` is shared
+    between methods, because the metric "parts" would compute it for each.
     """
     metric, protocol = METRICS.get(group), {"metric": group, **options}
     count = 0 if inputs.images is None else len(inputs.images)
@@ -516,7 +515,7 @@ def groups_of(names: Iterable[str]) -> list[str]:
 
 
 def lacking(group: str, model: ImageModel, data: Dataset) -> str:
-    """What a group of metrics needs and model and data do not have; "" if nothing."""
+    """The requirement of a group of metrics that model or data do not meet; "" if none."""
     needs, known = METRICS.get(group).needs, capabilities(data)
     if "masks" in needs and "masks" not in known:
         return f"it needs object masks, and {data.name} has none"

@@ -32,16 +32,16 @@ from seecause.files import clear_drafts, write_atomic
 
 log = logging.getLogger(__name__)
 
-RETRIES = 3  # of a cell whose worker was killed
+RETRIES = 3  # repeats of a cell whose worker was killed
 LOST = (
     f"its worker was killed {RETRIES + 1} times (perhaps out of memory). Run the same command again"
     " with fewer workers, less memory for each, or on a larger machine."
 )
-REACHED = 5.0  # seconds for a cluster to answer
+REACHED = 5.0  # timeout in seconds for connecting to a cluster
 RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # workers of Ray's niceness, 15, starve on a busy machine and are given up while they start
+    # Ray starts workers with niceness 15; on a busy machine they start too slowly, and it gives up
     "RAY_worker_niceness": "0",
     "RAY_worker_register_timeout_seconds": "600",
 }
@@ -53,9 +53,9 @@ class Cell:
 
     Attributes:
         name: A digest of all that decides its rows.
-        title: What a status calls it: the method, or the arguments of an experiment.
-        arguments: What the job needs to compute it, as JSON.
-        images: What progress counts.
+        title: Its title in a status: the method, or the arguments of an experiment.
+        arguments: Arguments of the job for this cell, as JSON.
+        images: Number of images, for progress.
     """
 
     name: str
@@ -68,7 +68,8 @@ Evaluate = Callable[[Cell], pa.Table]
 
 
 class Job(Protocol):
-    """What each worker opens once, to evaluate cells. It can be pickled; `key` identifies it."""
+    """A job is opened once by each worker and then evaluates cells. It can be pickled; `key`
+    identifies it."""
 
     @property
     def key(self) -> str: ...
@@ -171,13 +172,13 @@ def run_cells(
     Args:
         folder: Where finished cells are kept.
         cells: The grid.
-        job: What evaluates them.
+        job: The job that evaluates them.
         workers: Processes, or Ray tasks at a time. None is this process; on a cluster, all it has
             room for. The number changes no result.
         ray: A Ray cluster: "auto" for the one that is running, "local", or HOST:PORT.
         resources: Of each Ray task: num_cpus, num_gpus, memory (bytes).
         progress: Called with the number of images of each cell that ended.
-        evaluate: The job as it is opened in this process, if it is.
+        evaluate: The result of `job.open()`, if it was already called in this process.
 
     Raises:
         BadOption: If a cell raises it: a mistake of the command ends the run. Any other error of a
@@ -237,7 +238,7 @@ def _perform(job: Job, cell: Cell) -> tuple[bytes | None, str]:
 
 
 def _leave_with_parent() -> None:
-    """In a process: end with the parent. One whose parent was killed would wait for ever."""
+    """End this process when its parent ends; otherwise it would wait for ever."""
 
     def watch() -> None:
         parent = multiprocessing.parent_process()
@@ -280,7 +281,7 @@ def _in_processes(job: Job, cells: Sequence[Cell], count: int) -> Iterator[Resul
             threads.shutdown(wait=False, cancel_futures=True)
             for pool in pools:
                 for process in list((pool._processes or {}).values() if running else ()):
-                    process.terminate()  # interrupted: nobody will read its cell
+                    process.terminate()  # interrupted: its result is not needed
                 pool.shutdown(cancel_futures=True)
 
 
@@ -337,7 +338,7 @@ def _connected(ray: Any, address: str, cores: int) -> Iterator[None]:
     host, _, port = address.rpartition(":")
     expected = "local, auto for a cluster begun with `ray start --head`, or its HOST:PORT"
     try:
-        if host:  # Ray itself tries for minutes
+        if host:  # Ray itself would retry for minutes
             socket.create_connection((host.strip("[]"), int(port)), REACHED).close()
         for name, value in RAY_SETTINGS.items():
             os.environ.setdefault(name, value)

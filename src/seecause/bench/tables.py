@@ -43,7 +43,7 @@ from seecause.metrics.statistics import (
 )
 
 MANIFEST = "run.json"
-SATURATED = 1e-3  # share of the largest mean within which means lie for none to be the best
+SATURATED = 1e-3  # if all means are this close, relative to the largest, none is the best
 CURVES = ("insertion curve", "deletion curve", "shares")
 LATEX = str.maketrans(
     {
@@ -67,7 +67,7 @@ def run(
     """Run a benchmark: every cell of a request that is not finished in `folder`.
 
     Args:
-        folder: Where finished cells are kept. The same call again continues in it; another
+        folder: Where finished cells are kept. The same call resumes; another
             request adds its cells.
         request: What is compared, or `prepare(request)`.
         workers: Processes, or Ray tasks at a time. None is this process; on a cluster, all it
@@ -121,7 +121,7 @@ def status(folder: str | Path) -> Status:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse, before any work, a folder that holds something else than a run."""
+    """Raises, before any work, if a folder contains other files than a run."""
     held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     others = {name for name in held if name[0] != "."}  # hidden ones may be drafts
     if folder.is_file() or (others and not others & {MANIFEST, "cells"}):
@@ -412,8 +412,7 @@ def read_results(folder: str | Path) -> Results:
 
 
 def missing_values(cell: Cell, rows: pa.Table) -> Iterator[MissingValue]:
-    """The values that a cell should have and has not; those that an image cannot have do not
-    count."""
+    """The missing values of a cell, without values that are undefined for an image."""
     images, reasons = rows["image"].to_pylist(), rows["reasons"].to_pylist()
     for image, text in zip(images, reasons, strict=True):
         for metric, reason in json.loads(text).items():

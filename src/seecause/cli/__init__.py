@@ -56,7 +56,7 @@ HELP = {  # groups of commands
 
 
 def _shown(default: object) -> str | None:
-    """A default as the help shows it; None where it says nothing."""
+    """A default as shown in the help; None if it is not informative."""
     return None if default in (None, "") or default is False else str(default)
 
 

@@ -1,5 +1,5 @@
-"""`seecause audit`, `repair`, `discover`, `heads score` and `heads prune`: does the model predict
-from the background, and what can be done about it?"""
+"""`seecause audit`, `repair`, `discover`, `heads score` and `heads prune`: tests and repairs of
+predictions from the background."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Classify = Annotated[
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What an audit must meet.
+    """Limits that an audit is checked against.
 
     Attributes:
         max_flips: Limit: share of correct predictions that another background may change, beyond
@@ -82,15 +82,15 @@ class Limits:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """How heads are scored.
+    """Options of head scores.
 
     Attributes:
-        by: How heads are chosen: cigma, taylor, gating and others (`seecause list selectors`).
+        by: The selector of heads: cigma, taylor, gating and others (`seecause list selectors`).
         fill: What replaces the background (the paper: mean); swap: other versions of the images, of
             Critters and pairs.
-        option: An option of the selector (temperature=2, screen=16, guard=false), of discovery
-            (masks.steps=100), or of the sample of correct images (sample.share=0.4,
-            sample.cap=512); repeat for more.
+        option: An option of the selector (temperature=2, screen=16, guard=false), of discovered
+            masks (masks.steps=100), of the sample of correct images (sample.share=0.4,
+            sample.cap=512), or of heads prune (form=sliced, draws=20); repeat for more.
     """
 
     by: str = "cigma"
@@ -125,14 +125,14 @@ def audit(
     output: Output = Output(),
 ) -> int:
     """Does the model predict from the background? Objects are put on other backgrounds, and
-    predictions that change are counted, beside those that cutting alone changes.
+    predictions that change are counted, less those that cutting alone changes.
 
     Images of your own are in class folders (folder:PATH, with PATH/cat/1.jpg), with masks in
     PATH/masks or --masks-from a network. Writes a page (index.html) with a verdict and the worst
     images, and audit.csv.
 
-    A limit is met if the whole 95 % interval meets it; the exit code is 3 if one is not, and 1 if
-    images could not be read.
+    The exit code is 3 if a limit is not met (the whole 95 % interval must meet it), and 1 if an
+    image could not be read.
 
     For example: seecause audit --model FOLDER --data folder:PATH --max-flips 0.1 --masks-from
     timm:vit_base_patch16_224
@@ -191,7 +191,7 @@ def repair(
     model: ModelName = BIASED,
     reading: Reading = Reading(),
     data: Data = TRAIN,
-    test: Data | None = None,
+    test: str | None = None,
     limit: Limit = 256,
     masks_from: MasksFrom = None,
     remedies: str = "last-layer,directions",
@@ -204,20 +204,20 @@ def repair(
     """Repair a model that predicts from the background, without group labels: remedies learn from
     objects on other backgrounds, and the best on held-out ones is kept.
 
-    Writes OUT/model (a native checkpoint, its card, a page with images before and after). Killed,
-    the same command goes on: maps of objects and the state of fine-tuning wait in OUT.work.
+    Writes OUT/model (a native checkpoint, its card, a page with images before and after). If the
+    command is killed, running it again resumes from object masks and training states in OUT.work.
     `torchrun --nproc_per_node=8 -m seecause repair ...` fine-tunes on many GPUs.
 
     For example: seecause repair --model FOLDER --data folder:PATH --masks-from timm:NAME --remedies
     last-layer,fine-tune --out repaired
 
     Args:
-        test: Data to report on. Default: a fifth of --data.
+        test: Dataset to report on. Default: a fifth of --data.
         remedies: What to try: last-layer, directions, heads, fine-tune; with --groups dfr; or all.
         option: An option of a remedy (fine-tune.epochs=3) or of the masks (masks.method=caap,
             masks.weights=FILE), or per_image=N transplants of each image; repeat for more.
         groups: Use group labels, and choose by the worst group.
-        force: Repair also where there is nothing to repair.
+        force: Apply remedies even if the audit finds no dependence on the background.
     """
     from seecause.background.repair import ASKED_INSTEAD, IN_WORDS, repair as repair_model
     from seecause.data.batch import take_names
@@ -291,10 +291,10 @@ def discover(
     out: Out = Path("discovered"),
     output: Output = Output(),
 ) -> int:
-    """Which kinds of patches turn images into which class? Nobody has to name a shortcut first.
+    """Find kinds of patches that turn images into another class: shortcuts that nobody has named.
 
-    Patches that predictions depend on are sorted into kinds; each is pasted into images that are
-    predicted otherwise. Writes a page (index.html), findings.csv, and pairs to repair by.
+    Patches that predictions depend on are clustered into kinds; each kind is pasted into images
+    with another prediction. Writes a page (index.html), findings.csv, and pairs to repair by.
 
     For example:
 
@@ -303,7 +303,7 @@ def discover(
     seecause repair --model hf:FOLDER --data pairs:kinds/pairs/with:kinds/pairs/without
 
     Args:
-        method: What finds evidence: caap+mosaic, caap, mosaic.
+        method: Attribution method that selects patches: caap+mosaic, caap or mosaic.
         pairs: The rank of the finding whose pairs are written. Default: the first that is not on
             the object, if masks are known.
         option: layers=3,6,9, kinds=24 (kinds of patches at each layer), trials=32 (pastes of each
@@ -364,7 +364,7 @@ def score(
     output: Output = Output(),
 ) -> int:
     """Score every head. Writes a page with the layer x head grid, and scores.csv with errors and
-    what each removal costs.
+    the effects of removing each head.
 
     For example: seecause heads score --model hf:FOLDER --data waterbirds:PATH:train --limit 600
     """
@@ -402,7 +402,7 @@ def prune(
     model: ModelName = BIASED,
     reading: Reading = Reading(),
     data: Data = TRAIN,
-    test: Data = TEST,
+    test: str = TEST,
     limit: Limit = 64,
     top: str = "0.1",
     scoring: Scoring = Scoring(),
@@ -410,17 +410,17 @@ def prune(
     out: Out = Path("pruned"),
     output: Output = Output(),
 ) -> int:
-    """Remove the highest heads for good, and measure what that did on other images.
+    """Remove the highest heads permanently, and measure the effect on other images.
 
-    Heads with a score of 0 or less stay. Writes OUT/model (a checkpoint), a page with numbers
+    Heads with a score of 0 or less are kept. Writes OUT/model (a checkpoint), a page with numbers
     before and after, scores.csv and curve.csv. With --option form=sliced the checkpoint is smaller
-    and loads by sc.load; else it has the same shape and loads in the library the model is of.
+    and is loaded by sc.load; otherwise it has the same shape and the model's library loads it.
     --option draws=20 sets the number of random sets of heads beside the curves.
 
     For example: seecause heads prune --data waterbirds:PATH:train --test waterbirds:PATH:test
 
     Args:
-        test: Data to measure the result on; not that of --data.
+        test: Dataset to measure the pruned model on; its images must differ from those of --data.
         top: Heads to remove at most: a count such as 16, or a share such as 0.1.
     """
     from seecause.background import prune_and_test
@@ -490,7 +490,7 @@ def prune(
 def mask_source(
     model: ImageModel, masks_from: str | None, options: dict[str, Any], work: Path
 ) -> MaskSource:
-    """What the library takes as `masks`; maps are kept in `work`."""
+    """The `masks` argument of library functions; maps are cached in `work`."""
     if masks_from in (None, "given"):
         refuse(options, "--masks-from NAME of a network beside it")
         return masks_from
@@ -505,7 +505,8 @@ def mask_source(
 
 @contextmanager
 def working_folder(out: Path) -> Iterator[Path]:
-    """OUT.work, which is removed when the block ends well: killed, the same command goes on."""
+    """Yields the folder OUT.work and removes it on success. If the command is killed, running it
+    again resumes from this folder."""
     work = out.absolute().with_name(f"{out.absolute().name}.work")
     yield work
     shutil.rmtree(work, ignore_errors=True)

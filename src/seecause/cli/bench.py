@@ -1,5 +1,5 @@
-"""`seecause bench` and `seecause reproduce`: which attribution method is faithful on my model, and
-the tables of the papers again."""
+"""`seecause bench` and `seecause reproduce`: benchmarks of attribution methods, and the tables of
+the papers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seecause.cli.shared import (
     Device,
     Limit,
     ModelName,
-    Output,
+    Printing,
     Reading,
     Values,
     by_name,
@@ -32,7 +32,7 @@ from seecause.cli.shared import (
 if TYPE_CHECKING:
     from seecause.bench.runner import Status
 
-LISTED = 20  # missing values that are named one by one; the rows have them all
+LISTED = 20  # maximum number of missing values that are printed
 OWN = {  # options of the run and of a Ray task, without flags of their own
     "run": ("threads", "memory", "cell_size"),
     "ray": ("num_cpus", "num_gpus", "memory"),
@@ -46,7 +46,7 @@ RunFolder = Annotated[
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """Who computes the cells.
+    """Where cells are computed.
 
     Attributes:
         workers: Processes; any number gives the same results. Default: this process; with --ray,
@@ -70,10 +70,10 @@ def run(
     option: Values = None,
     workers: Workers = Workers(),
     out: RunFolder = Path("bench"),
-    output: Output = Output(),
+    output: Printing = Printing(),
 ) -> int:
-    """Run attribution methods over a dataset and measure them. The same command again continues
-    where it stopped; the exit code is 1 if any number is missing.
+    """Run attribution methods over a dataset and measure them. The same command resumes a
+    stopped run; the exit code is 1 if any number is missing.
 
     For example: seecause bench run --method caap,rollout,random --data folder:PATH --limit 64
     --metric ins-del,aupr1 --out run && seecause bench report run
@@ -122,7 +122,7 @@ def report(
     /,
     *,
     against: str | None = None,
-    output: Output = Output(),
+    output: Printing = Printing(),
 ) -> int:
     """Print the table, and write RUN/index.html, table.csv, table.tex, table.md and rows.csv (every
     number) from what is finished. The exit code is 1 while anything is missing.
@@ -152,7 +152,7 @@ def reproduce(
     device: Device = "auto",
     workers: Workers = Workers(),
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
-    output: Output = Output(),
+    output: Printing = Printing(),
 ) -> int:
     """Compute a table of the papers, or of this project's own evidence, again. The same command
     continues where it stopped; the exit code is 1 while anything is missing.
@@ -176,8 +176,8 @@ def reproduce(
     return _finish(state, {"out": str(folder)}, [f"table: {folder / 'table.csv'}"], output)
 
 
-def _finish(state: Status, facts: dict[str, Any], lines: list[str], output: Output) -> int:
-    """Say what is missing and why, also when quiet, and how far the run is."""
+def _finish(state: Status, facts: dict[str, Any], lines: list[str], output: Printing) -> int:
+    """Print missing values with reasons (also with --quiet) and the progress of the run."""
     from seecause.report.bench import missing_rows
 
     missing = missing_rows(state)
@@ -191,8 +191,8 @@ def _finish(state: Status, facts: dict[str, Any], lines: list[str], output: Outp
     return output.finish(facts, lines, code=0 if state.complete else INCOMPLETE)
 
 
-def _print_table(folder: Path, output: Output) -> None:
-    """Print table.md with columns of one width; what is bold has a star."""
+def _print_table(folder: Path, output: Printing) -> None:
+    """Print table.md with aligned columns; bold numbers get a star."""
     import re
 
     from rich.console import Console

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is explained.
+    """The explained class, box or region.
 
     Attributes:
         class_: The class to explain, by name or index. Default: the predicted one.
-        box: For a detector: which box, by the number of its query. Explained is the score of its
-            class, or of --class. Default: the surest box, or that of --class.
-        region: For segmentation: where, in pixels of the image: two corners X0,Y0,X1,Y1 or one
-            place X,Y. Default: the pixels of the largest class.
+        box: For detectors: index of the query to explain. The score of its best class, or of
+            --class, is explained. Default: the box with the highest score.
+        region: For segmentation: the region to explain, in pixels of the original image, as
+            X0,Y0,X1,Y1 or X,Y. Default: the pixels of the largest class.
     """
 
     class_: Annotated[str | None, Parameter(name=["--class", "-c"])] = None
@@ -108,7 +108,8 @@ def explain(
             for one): the maps show what of the difference caused the prediction. Samples of
             pairs:WITH:WITHOUT need no folder.
         evidence: Also show the patches that are enough for the prediction, and those it needs.
-        interactions: Also show the pairs of regions that cause together what neither causes alone.
+        interactions: Also show pairs of regions with the strongest interaction (their joint effect
+            differs from the sum of their single effects).
     """
     from seecause.data.dataset import find_images, second_versions
 

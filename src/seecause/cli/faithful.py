@@ -1,5 +1,4 @@
-"""`seecause faithful`: train a classifier that cannot look elsewhere, test it, change what it sees,
-export it."""
+"""`seecause faithful`: train, evaluate, intervene on and export iFAM classifiers."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ from seecause.cli.shared import (
     Device,
     Out,
     Output,
+    Printing,
     Seed,
     Values,
     by_name,
@@ -94,10 +94,10 @@ def train(
     training_: Training = Training(),
     config: Path | None = None,
     option: Values = None,
-    output: Output = Output(),
+    output: Printing = Printing(),
 ) -> int:
-    """Train both stages together. The best epoch is chosen on validation; the test split is never
-    read.
+    """Train both stages of iFAM together. The best epoch is chosen on validation; the test split is
+    never read.
 
     For example:
 
@@ -151,7 +151,7 @@ def evaluate(
     limit: Count | None = None,
     option: TestOption = None,
     device: Device = "auto",
-    output: Output = Output(),
+    output: Printing = Printing(),
 ) -> int:
     """AA, WGA, AUC, mIoU and Kp on the test split, plain and with the intervention that validation
     recommends.
@@ -185,7 +185,7 @@ def intervene(
     limit: Count | None = None,
     option: TestOption = None,
     device: Device = "auto",
-    output: Output = Output(),
+    output: Printing = Printing(),
 ) -> int:
     """Test the network with parts removed, with untrusted tokens rejected, or both.
 
@@ -204,7 +204,9 @@ def intervene(
     return _evaluate(network, device, option, output, data=data, limit=limit, intervention=change)
 
 
-def _evaluate(network: str, device: Device, option: Values, output: Output, **settings: Any) -> int:
+def _evaluate(
+    network: str, device: Device, option: Values, output: Printing, **settings: Any
+) -> int:
     """Measure a network, and print the numbers as a table."""
     from seecause.faithful import evaluate as evaluate_network, open_network
     from seecause.report.background import known_rows
@@ -233,8 +235,8 @@ def parts(
     out: Out = Path("parts"),
     output: Output = Output(),
 ) -> int:
-    """A page with the parts of some images, what stage 2 sees, and the prediction without each
-    part.
+    """Write a page with the parts of some images, the patches that stage 2 reads, and the
+    prediction without each part.
 
     For example: seecause faithful parts builtin:critters-ifam --out parts --limit 12
 
@@ -262,14 +264,14 @@ def parts(
     )
 
 
-def export(network: Network, folder: Path, /, *, output: Output = Output()) -> int:
-    """The best network in a plain folder: a card (JSON) and weights (safetensors), which
+def export(network: Network, folder: Path, /, *, output: Printing = Printing()) -> int:
+    """Export the best network as a folder with a card (JSON) and weights (safetensors), which
     sc.load(FOLDER) reads.
 
     For example: seecause faithful export run shipped
 
     Args:
-        folder: Where to; new or empty.
+        folder: The folder to write, new or empty.
     """
     from seecause.faithful import open_network
 

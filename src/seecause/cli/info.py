@@ -1,5 +1,5 @@
-"""`seecause doctor`: what was verified about a model, and what this machine has. `seecause list`:
-what can be named in the other commands."""
+"""`seecause doctor`: the verified properties of a model, and the environment. `seecause list`:
+names that the other commands accept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from seecause.cli.shared import ModelName, Output, Reading, print_table
+from seecause.cli.shared import ModelName, Printing, Reading, print_table
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ def doctor(
     model: ModelName = "",
     reading: Reading = Reading(),
     list_classes: bool = False,
-    output: Output = Output(),
+    output: Printing = Printing(),
 ) -> int:
-    """Check a model's view against the model itself and print what was found; without --model,
-    describe this machine.
+    """Compare a model's view with the native model and print the results; without --model, print
+    the environment.
 
     Four probes compare the view with the native model: logits, every block's output, attention to
     recorded keys, and which pixels feed which token.
@@ -138,9 +138,9 @@ def list_names(
     name: Annotated[str, Parameter(name="NAME")] = "",
     /,
     *,
-    output: Output = Output(),
+    output: Printing = Printing(),
 ) -> int:
-    """List what can be named in the other commands, with what it needs and costs.
+    """List names that the other commands accept, with requirements and costs.
 
     For example:
 
@@ -149,7 +149,7 @@ def list_names(
     seecause list methods caap
 
     Args:
-        what: What to list.
+        what: The kind of names to list.
         name: Show the options of this method or selector.
     """
     if name and what not in ("methods", "selectors"):

@@ -14,6 +14,7 @@ from seecause.cli.shared import (
     Count,
     Out,
     Output,
+    Printing,
     Values,
     Where,
     loading,
@@ -47,13 +48,13 @@ Image = Annotated[
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A question about an image, and what heads see that may not see the image.
+    """A question about an image, and the average image that ablated heads attend to.
 
     Attributes:
         question: What to ask about the image.
         bank: A folder that `seecause lvlm bank` wrote.
-        calibration: Calibration images, folders or quoted globs, whose average such heads see;
-            repeat for more. Default: Critters, for a model of Critters.
+        calibration: Calibration images (files, folders or quoted globs; repeat for more). Ablated
+            heads attend to their average. Default: Critters, for a model of Critters.
     """
 
     question: str
@@ -69,21 +70,21 @@ class Asked:
         return self.model.startswith("builtin:") or (folder / "card.json").is_file()
 
     def check(self) -> None:
-        """Refuse, before a model is loaded, what no bank can be made of."""
+        """Raises, before a model is loaded, if no bank can be made or opened."""
         from seecause.data.dataset import find_images
 
         given = (self.bank is not None) + bool(self.calibration)
         if given > 1 or not (given or self.knows_critters):
             expected = (
-                "about a hundred images like those the model is asked about, whose average ablated"
-                " heads see, or else --bank"
+                "about a hundred images similar to the explained ones (ablated heads attend to"
+                " their average), or --bank"
             )
             raise BadOption("--calibration", self.calibration, expected)
         if self.bank is not None and not self.bank.is_dir():
             raise BadOption("--bank", str(self.bank), "a folder that `seecause lvlm bank` wrote")
         find_images(self.calibration or [])
 
-    def open(self, image: str, output: Output) -> tuple[PILImage, LVLM]:
+    def open(self, image: str, output: Printing) -> tuple[PILImage, LVLM]:
         """The image and the model."""
         from seecause.data.dataset import open_image
 
@@ -106,12 +107,12 @@ class Asked:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Masking:
-    """How the effects of heads and image tokens are estimated.
+    """Options of the estimates for heads and image tokens.
 
     Attributes:
         how: How coefficients are estimated. derivative: their mean over masks, in seconds; fit: the
             paper's elastic net, thousands of masks.
-        masks: Masks. Default: 64; with fit 10000.
+        masks: Number of random masks. Default: 64, or 10000 with --how fit.
         p: Share of heads, or image tokens, that a mask ablates.
     """
 
@@ -133,7 +134,7 @@ def trace(
     out: Out = Path("traced"),
     output: Output = Output(),
 ) -> int:
-    """From where in the image, through which heads, into which words?
+    """Trace a word of an answer: from which image tokens, through which heads?
 
     Writes a page (index.html), the coefficients, curves and other rankings (trace.safetensors,
     trace.json), the maps of image tokens (overlay.png) and a manifest.
@@ -146,9 +147,9 @@ def trace(
 
     Args:
         answer: The answer to explain. Default: the model's own.
-        position: Which token of the answer, from 0 on; those before it are taken as said.
-        floor: The least the image must move the answer, in logits.
-        heads_only: Leave out words and image tokens, which takes half the time.
+        position: Index of the explained token of the answer, from 0; earlier tokens are given.
+        floor: Minimum effect of the image on the answer, in logits.
+        heads_only: Compute head coefficients only. Halves the run time.
     """
     from seecause.lvlm import MaskEngine, trace_answer
     from seecause.lvlm.attribute import masked_runs
@@ -205,7 +206,7 @@ def answer(
     out: Out = Path("answered"),
     output: Output = Output(),
 ) -> int:
-    """Every word of an answer: does it come from the image, through which heads, from where?
+    """Trace every word of an answer: does it come from the image, through which heads, from where?
 
     Writes a page (index.html: the sentence; click a word), its numbers (words.safetensors,
     words.json) and a manifest.
@@ -259,10 +260,10 @@ def edit(
     blind: bool = False,
     redirect: str | None = None,
     length: Count = 24,
-    output: Output = Output(),
+    output: Printing = Printing(),
 ) -> int:
-    """What does the model say when some heads see something else? The edit lasts through its own
-    `generate`.
+    """Generate an answer while selected heads attend to the average image (--blind) or to another
+    image (--redirect). The edit stays in place during the model's own `generate`.
 
     For example: seecause lvlm edit critters:clean:test#3 --question "What is it?" --heads
     "(0, 4), (1, 1)" --redirect critters:clean:test#5
@@ -306,14 +307,14 @@ def bank(
     out: Out = Path("bank"),
     output: Output = Output(),
 ) -> int:
-    """Average calibration images once, for --bank of the other commands: what a head sees that may
-    not see the image.
+    """Average calibration images once, for --bank of the other commands: the image that ablated
+    heads attend to.
 
     For example: seecause lvlm bank photos/ --model hf:llava-hf/llava-1.5-7b-hf --size 336 336
 
     Args:
         images: Calibration images, folders or quoted globs.
-        size: Height and width of images to be asked about; repeat for more. Default: the most
+        size: Height and width of the images to explain; repeat for more. Default: the most
             frequent.
     """
     from seecause.data.dataset import find_images, open_image

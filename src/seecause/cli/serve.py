@@ -1,5 +1,4 @@
-"""`seecause demo`, and `seecause serve`: a page on which patches, heads and parts can be
-touched."""
+"""`seecause demo`, and `seecause serve`: the web app."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 EMBEDDED = (VIT, BIASED, "builtin:critters-ifam", "builtin:critters-llava")
 AUDITED = ("critters:certified:test", "critters:certified:train")
-CONNECTIONS = 512  # at once
+CONNECTIONS = 512  # maximum number of connections
 
 
 def demo(
@@ -91,9 +90,9 @@ def serve(
     open: bool = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
 ) -> int:
-    """A page on which patches, heads and parts can be touched. Nothing leaves this machine.
+    """Start a web app to edit patches, heads and parts interactively. Nothing leaves this machine.
 
-    Models are chosen here and never by who opens the page; several people may use it at once.
+    Models are chosen here and not in the browser; several people may use the app at once.
 
     For example:
 
@@ -120,11 +119,11 @@ def serve(
     samples = find_images(list(image or []))
     for path in runs or []:
         if not path.is_dir():
-            raise BadOption("--runs", str(path), "a folder that is there")
+            raise BadOption("--runs", str(path), "an existing folder")
     read_as = reading.options()
     given = [*(["--weights"] * (reading.weights is not None)), *(f"--{name}" for name in read_as)]
     if given and len(model or ()) != 1:
-        raise BadOption(given[0], "for several models", "one --model beside it")
+        raise BadOption(given[0], f"for {len(model or ())} models", "exactly one --model")
     if not data and any(spec.startswith("builtin:") for spec in model or EMBEDDED):
         data = list(AUDITED)
     bound_socket(host, port).close()  # a port that is taken is named before models are loaded

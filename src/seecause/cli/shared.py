@@ -1,4 +1,4 @@
-"""What commands share: their options, the folder they write, what they print, and progress."""
+"""Common parts of commands: options, result folders, printing and progress."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from seecause.report import Section
 
 MANIFEST = "manifest.json"
-EVERY = 10.0  # seconds between two lines of progress where there is no terminal
+EVERY = 10.0  # seconds between lines of progress without a terminal
 INCOMPLETE, FAILED = 1, 3  # exit codes: something is missing; a limit is not met
 WRITING = "Writing and printing"  # a panel of the help
 INPUT = dict.fromkeys(("mean", "std"), tuple[float, float, float]) | {"size": int | tuple[int, int]}
@@ -72,7 +72,8 @@ MasksFrom = Annotated[
     Parameter(
         help="Where object masks come from: another network (timm:NAME, hf:NAME, builtin:NAME, a"
         " folder), given (masks of the data), own (the model's maps, not to be trusted) or"
-        " discovered. Default: masks or pairs of the data."
+        " discovered. Default: masks or pairs of the data; heads score and heads prune"
+        " otherwise use discovered masks, which takes minutes."
     ),
 ]
 
@@ -80,7 +81,7 @@ MasksFrom = Annotated[
 @Parameter(name="*", group="Model")
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """Where a model runs.
+    """Device, precision and seed of a run.
 
     Attributes:
         device: Where to compute; auto takes the GPU if there is one.
@@ -97,13 +98,13 @@ class Where:
 @Parameter(name="*", group="Model")
 @dataclass(frozen=True, kw_only=True)
 class Reading(Where):
-    """How a model is read, and where it runs.
+    """How a model is loaded, and where it runs.
 
     Attributes:
         weights: Your checkpoint (.pth, .ckpt, .safetensors; any number of classes) or an adapter
             folder instead of the pretrained weights, or 'random'.
         classes: A file with class names in the model's order: one a line, or JSON.
-        input: How images are prepared, where the model's own values are wrong: mean=R,G,B,
+        input: How images are prepared, if the model's own values are wrong: mean=R,G,B,
             std=R,G,B or size=H[,W]; repeat for more.
     """
 
@@ -128,7 +129,7 @@ class Reading(Where):
 
     def load(self, model: str, *, check: bool = True, quiet: bool = False) -> ImageModel:
         """Load a model; the seed decides random weights."""
-        options = self.options()  # what is wrong in them is reported before anything is loaded
+        options = self.options()  # errors in them are reported before anything is loaded
         with loading(model, quiet=quiet):
             import torch
 
@@ -143,17 +144,14 @@ class Reading(Where):
 
 @Parameter(name="*", group=WRITING)
 @dataclass(frozen=True, kw_only=True)
-class Output:
-    """What a command prints, and what it may overwrite.
+class Printing:
+    """How a command prints its result.
 
     Attributes:
-        overwrite: Write into --out even if it holds other things; files of the same names are
-            replaced.
         quiet: Print nothing but errors.
         json: Print one JSON object, for programs, instead of text.
     """
 
-    overwrite: bool = False
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False
     json: bool = False
 
@@ -169,11 +167,6 @@ class Output:
     def progress(self, what: str, total: int) -> Any:
         """A progress bar, as the library's `progress` arguments take it."""
         return counting(what, total, quiet=self.quiet)
-
-    def check(self, out: Path) -> None:
-        """Refuse, before any work is done, a folder that cannot be written."""
-        if check_out(out, overwrite=self.overwrite):
-            self.say(f"the earlier result in {out} is replaced at the end")
 
     def finish(
         self,
@@ -191,6 +184,24 @@ class Output:
             print(json_text.dumps(plain(facts), indent=2))
         return code or (INCOMPLETE if skipped else 0)
 
+
+@Parameter(name="*", group=WRITING)
+@dataclass(frozen=True, kw_only=True)
+class Output(Printing):
+    """How a command prints its result, and whether it may overwrite files in --out.
+
+    Attributes:
+        overwrite: Write into --out even if it contains other files; files of the same names are
+            replaced.
+    """
+
+    overwrite: bool = False
+
+    def check(self, out: Path) -> None:
+        """Raises, before any work is done, if the folder cannot be written."""
+        if check_out(out, overwrite=self.overwrite):
+            self.say(f"the earlier result in {out} is replaced at the end")
+
     def write(
         self,
         out: Path,
@@ -205,7 +216,7 @@ class Output:
         more: Callable[[Path], object] = lambda folder: None,
         code: int = 0,
     ) -> int:
-        """Write a folder with a page, tables by name, and what `more` writes; then `finish`."""
+        """Write a folder with a page, tables by name, and the files of `more`; then `finish`."""
         from seecause.report import write_page
 
         manifest = {"out": str(out), "page": "index.html", **manifest}
@@ -243,7 +254,7 @@ def by_name(words: Sequence[str] | None, flag: str = "--option") -> dict[str, di
 
 
 def refuse(options: Collection[str], known: str) -> None:
-    """Refuse what is left of options by name after the known ones were taken."""
+    """Raises if options remain after the known ones were taken."""
     if options:
         raise BadOption("--option", ", ".join(options), known)
 
@@ -296,26 +307,26 @@ def only_downloads_have_bars() -> None:
 
 
 def warn_outside(model: str, images: Sequence[str], *, suggest: str) -> None:
-    """Warn that a model of the generated world is asked about images of another."""
+    """Warn if a model of Critters is used for other images."""
     if not all(image.startswith("critters:") for image in images):
         tell(
-            f"warning: {model} knows only Critters images, so what it says about others means"
+            f"warning: {model} knows only Critters images, so its predictions for others mean"
             f" nothing. For photos give another --model, such as {suggest}"
         )
 
 
-# Folders of results, which are whole or not there.
+# Folders of results, which are complete or absent.
 
 
 def check_out(out: Path, *, overwrite: bool = False) -> bool:
-    """Refuse, before any work is done, a place that cannot be written or holds other things.
-    Returns whether an earlier result is there, which the new one will replace."""
-    from seecause.files import mend_folder
+    """Raises, before any work is done, if `out` cannot be written or contains other files. Returns
+    whether it contains an earlier result, which the new one will replace."""
+    from seecause.files import recover_folder
 
     above = next(place for place in out.absolute().parents if place.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
-        raise BadOption("--out", str(out), f"a place that can be written; {above} is not")
-    mend_folder(out)  # after a command that was killed
+        raise BadOption("--out", str(out), f"a folder that can be written; {above} is not")
+    recover_folder(out)  # after a command that was killed
     if out.exists() and not out.is_dir():
         raise BadOption("--out", str(out), "a folder; this is a file")
     occupied = out.is_dir() and any(out.iterdir())
@@ -333,11 +344,11 @@ def check_out(out: Path, *, overwrite: bool = False) -> bool:
 def result_folder(
     out: Path, manifest: dict[str, Any], *, overwrite: bool = False
 ) -> Iterator[Path]:
-    """A folder to write into, which becomes `out` when the block ends well. The manifest, as it is
-    then, with the list of all files, is added to it.
+    """A folder to write into, which becomes `out` when the block ends well. The manifest, in its
+    final state and with the list of all files, is added to it.
 
-    Earlier results of ours are replaced as a whole. In a folder with other things, `overwrite`
-    replaces files of the same names and leaves the rest.
+    Earlier results of this package are replaced as a whole. In a folder with other files,
+    `overwrite` replaces files of the same names and keeps the rest.
     """
     from seecause.files import draft_folder, replace_folder, write_json
 
@@ -364,7 +375,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold: NaN and infinity become null, paths and other things text."""
+    """A value as JSON allows it: NaN and infinity become null, paths and other objects text."""
     text = json_text.dumps(value, default=str)
     return json_text.loads(text, parse_constant=lambda name: None)
 
@@ -377,7 +388,7 @@ def lead_of(model: ImageModel, data: Any) -> str:
     return lead + (random if model.random_weights else "")
 
 
-# What is shown meanwhile, on standard error.
+# Messages and progress on standard error.
 
 
 def tell(line: str) -> None:

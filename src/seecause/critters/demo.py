@@ -1,6 +1,6 @@
-"""The demo: what a user can do with this package, shown on the embedded models for one page.
+"""The demo: the main functions of this package on the embedded models, on one page.
 
-`JOBS` lists what is done by the chapter that it opens; `run_job` gives the sections of a chapter.
+`JOBS` maps the title of each chapter to its job; `run_job` returns the sections of a chapter.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ EXPLAIN_NOTE = (
 # balanced images run through creatures, then backgrounds: steps of this size mix both
 _STRIDE = 13
 TRACED = "builtin:critters-llava"
-_SHOWN = 2  # the image of the test split that is asked about
+_SHOWN = 2  # index of the test image in the question
 
 
 @dataclass(frozen=True)
 class DemoSections:
-    """Sections of the page, the protocols of what they show, and lines for the terminal."""
+    """Sections of the page, the protocols of their results, and lines for the terminal."""
 
     sections: Sequence[Section]
     manifests: Sequence[Mapping[str, Any]]
@@ -216,7 +216,7 @@ JOBS: dict[str, Callable[[str], DemoSections]] = {
 
 
 def run_job(chapter: str, device: str) -> DemoSections:
-    """What a job shows, its first section opening a chapter."""
+    """The sections of a job; the first one opens the chapter."""
     shown = JOBS[chapter](device)
     first = [replace(section, chapter=chapter) for section in shown.sections[:1]]
     return replace(shown, sections=[*first, *shown.sections[1:]])

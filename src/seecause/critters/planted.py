@@ -12,10 +12,11 @@ vivid than any background. Then
 So the background reaches the prediction through background heads only. A head whose region is empty
 sees the class token.
 
-In its view who sees whom travels with the tokens, as lanes of queries and keys
-(models/block.py). A token carries what it is (class, object, background) and where it stands,
-row and column (a, b) counted from the middle of the grid. A key's lanes hide it from kinds of
-queries, head by head. That a patch sees itself only is a distance, exact in small whole numbers:
+In its view, visibility is part of the tokens, as extra channels of queries and keys
+(models/block.py). The facts of a token are its kind (class, object, background) and its position,
+row and column (a, b) counted from the middle of the grid. Extra channels of a key hide it from
+some kinds of queries, head by head. That a patch sees itself only is a distance, exact in small
+whole numbers:
 
     - s |(a, b) - (a', b')|^2 = s [2a, 2b, -(a^2 + b^2), -1] . [a', b', 1, a'^2 + b'^2]
 """
@@ -37,7 +38,7 @@ from seecause.models import timm as timm_adapter
 from seecause.models.block import HIDDEN
 from seecause.models.parts import Parts
 
-CLASS, OBJECT, BACKGROUND = 0, 1, 2  # kinds of tokens; a head's role is the kind it reads
+CLASS, OBJECT, BACKGROUND = 0, 1, 2  # kinds of tokens; the role of a head is the kind that it reads
 ROLES = ("self", "object", "background")
 _VIVID = 0.41  # saturation between the most colourful background and the palest creature
 _STEP = 0.006  # 1.5 / 255: rounding to whole pixel values makes nothing vivid
@@ -138,7 +139,7 @@ def from_card(card: dict[str, Any], state: dict[str, Tensor], name: str) -> Sour
 
 
 def _facts(module: PlantedViT, images: Tensor) -> Tensor:
-    """Kind and place of every token, [B, T, 3 + 2]."""
+    """Kind and position of every token, [B, T, 3 + 2]."""
     kinds = F.one_hot(module.kinds(images), _KINDS)  # [B, T, 3]
     rows, columns = module.patch_embed.grid_size
     place = torch.cartesian_prod(
@@ -156,10 +157,10 @@ def _local_lanes(facts: Tensor) -> tuple[Tensor, Tensor]:
 
 def _router_lanes(reads: tuple[int, ...], facts: Tensor) -> tuple[Tensor, Tensor]:
     """Class queries see what their head reads, or else the class token; patch queries see their own
-    place.
+    position.
 
-    The class token is half hidden where it is not what a head reads: it weighs nothing beside a key
-    that is, and everything beside keys that are not.
+    The class token is half hidden from heads that read another kind: it has weight 0 beside a key
+    of that kind, and weight 1 if there is none.
     """
     kind, place = facts[..., :_KINDS], facts[..., _KINDS:]
     is_class, is_patch = kind[..., CLASS, None], 1 - kind[..., CLASS, None]  # [B, R, 1]

@@ -1,8 +1,8 @@
 """From latents to images, with exact counterfactuals.
 
 `render(latents, do=Do(background=2))` is the same scene on another background: every pixel of the
-creature keeps its bits. The same holds for the other interventions: what was not touched does not
-change.
+creature keeps its bits. Other interventions change only the pixels that they
+concern.
 
 Creatures are drawn with petals. A petal runs from one point to another with its own radius at both
 ends, a bulge in between and a bend. Balls, ears, horns, feathers and leaves are all petals, so a
@@ -10,13 +10,13 @@ batch of different creatures is one tensor expression over a table of numbers. P
 back to front, each with its own outline and a little light. Edges are hard at every part boundary:
 removing a part leaves all other pixels exactly as they were.
 
-Backgrounds are four textures, which differ in pattern and in mood. Each is two fields in [0, 1]:
+Backgrounds are four textures, which differ in pattern and in colours. Each is two fields in [0, 1]:
 `shade` runs from the dark to the light colour, `accent` paints the third on top. Every pixel of a
 creature is a palette colour times a brightness, so its saturation (max - min) / max is that of the
 palette; a mix of colours of at most some saturation has at most that. Backgrounds are muted,
 creatures vivid: the two never share a colour.
 
-`critters:REGIME[:SPLIT]` is a dataset of these images. It has no end, so `limit` is its length.
+`critters:REGIME[:SPLIT]` is a dataset of these images. It is infinite, so `limit` is its length.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from seecause.data.dataset import Sample
 from seecause.errors import BadOption, UnknownName, may_stop
 from seecause.files import digest
 
-# places are rounded to 1/8 pixel: exact in float32, so whole-pixel moves change no bit of the
+# positions are rounded to 1/8 pixel: exact in float32, so whole-pixel moves change no bit of the
 # creature
 PIXEL_STEPS = 8
 WINDOW = 0.7  # side of the square in which a creature is drawn, as a share of the image's side
@@ -99,7 +99,7 @@ def petal_depth(petals: Tensor, where: Frame, *, present: Tensor) -> Tensor:
 
     Positive inside; negative everywhere for rows that are not `present` [B].
 
-    With t the place along the stroke clamped to [0, 1] and s = 4 t (1 - t):
+    With t the position along the stroke clamped to [0, 1] and s = 4 t (1 - t):
         depth = r0 + (r1 - r0) t + bulge s - | p - point(t) - bend s * normal |
     """
     x0, y0, x1, y1, start, end, bulge, bend = petals.expand(len(present), -1, -1)[..., :8].unbind(
@@ -381,7 +381,7 @@ def _cells(seed: Tensor, purpose: int, cells: int, size: int) -> tuple[Tensor, T
     """Offsets right and down from a point drawn in each cell, in cells, and the cell's own value:
     [B, size, size] each.
 
-    Cells sit on a brick pattern that starts at a random place, so nothing repeats at the same
+    Cells form a brick pattern that starts at a random position, so nothing repeats at the same
     pixel.
     """
     x, y = _grid(seed, size)
@@ -521,7 +521,7 @@ def _draw(latents: Latents, do: Do, size: int, style: str) -> Rendering:
     seen = (shown > 0)[..., None]
     image[batch, :, rows, columns] = torch.where(seen, colour.permute(0, 2, 3, 1), window)
     mask = parts > 0
-    if image.device.type != "cpu" or latents.mat.any():  # a GPU would wait to be asked
+    if image.device.type != "cpu" or latents.mat.any():  # on a GPU the test would synchronise
         mat = _touched(mask) & ~mask & latents.mat[:, None, None]
         image = torch.where(mat[:, None], _NEUTRAL, image)
     return Rendering(image.mul_(latents.gain[:, None, None, None]), mask, parts)
@@ -570,12 +570,12 @@ class CrittersData:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the name, the length and the first image's pixels, so that a change of the renderer
-        shows."""
+        """A digest of the name, the length and the first image's pixels, which detects changes of
+        the renderer."""
         return digest(f"{self.name} {self.length}", self[0].image.numpy().tobytes())
 
     def digests(self, start: int, stop: int) -> list[str]:
-        """Of the name and the index of each sample, and of the first image's pixels."""
+        """Digests of the name, the index of each sample, and the first image's pixels."""
         first = self[0].image.numpy().tobytes()
         return [digest(f"{self.name} {index}", first) for index in range(start, stop)]
 
@@ -587,7 +587,7 @@ class CrittersData:
         return next(samples(self.regime, self.split, 1, start=place))
 
     def latents(self, start: int, stop: int, *, device: torch.device | str = "cpu") -> Latents:
-        """What samples `start` to `stop` are drawn from: their exact counterfactuals can be
+        """The latents of samples `start` to `stop`, from which exact counterfactuals can be
         rendered."""
         return draw(self.regime, self.split, stop - start, start=start, device=device)
 
@@ -639,7 +639,7 @@ def samples(
 
 
 def open_critters(rest: str, *, limit: int | None = None) -> CrittersData:
-    """The test split unless another is named."""
+    """Open a regime; the test split unless another is named."""
     regime, _, split = rest.partition(":")
     if split and split not in SPLITS:
         raise UnknownName("split", split, SPLITS)

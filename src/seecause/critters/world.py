@@ -1,9 +1,10 @@
-"""The generated world: what a Critters image is made from, and how labels, creatures and
-backgrounds go together.
+"""The generated world: the latents of a Critters image, and the joint distribution of labels,
+creatures and backgrounds.
 
 A class is a codeword over part variants (`anatomy.toml`). Two classes differ in at least two parts,
 so one part can be removed without losing the class, and every variant belongs to two classes, so no
-part alone gives it away. Change a field of the latents and render again: that is an intervention.
+part alone gives it away. An intervention changes a field of the latents and renders the image
+again.
 
 A regime is a law of label y, creature f and background b:
 
@@ -136,7 +137,7 @@ class Latents:
 
 
 def from_codes(label: Tensor, creature: Tensor, background: Tensor, seed: Tensor) -> Latents:
-    """Latents with these codes [B] and nuisances (place, size, pose, colours, light) hashed from
+    """Latents with these codes [B] and nuisances (position, size, pose, colours, light) hashed from
     the seeds [B] alone."""
     batch, parts = len(seed), len(PARTS)
     # [B, 1 + P] distinct seeds
@@ -160,8 +161,8 @@ def from_codes(label: Tensor, creature: Tensor, background: Tensor, seed: Tensor
 
 
 def _off_middle(seed: Tensor, purpose: int) -> Tensor:
-    """A place on one axis [B], the likelier the farther from the middle: a guess at the middle of
-    the image should find little."""
+    """A position on one axis [B], more likely far from the middle, so that centre maps score
+    low."""
     spot = uniform(seed, purpose, -1.0, 1.0)
     return 0.5 + REACH * spot.sign() * spot.abs().sqrt()
 
@@ -202,8 +203,8 @@ def find_regime(regime: str | Regime) -> Regime:
 
 
 def usual_background(label: Tensor) -> Tensor:
-    """s(y): the background a class is usually met on. Two classes share each, so the background
-    alone leaves a choice."""
+    """s(y): the usual background of a class. Two classes share each background, so that it does not
+    determine the class."""
     return label % len(BACKGROUNDS)
 
 
@@ -292,7 +293,7 @@ def draw(
 ) -> Latents:
     """Draw the latents of samples `start` to `start + n`.
 
-    A sample is the same however it is reached; splits and seeds never share one.
+    A sample does not depend on the call that draws it; splits and seeds share no samples.
 
     Args:
         regime: The name of a regime, such as "certified".
@@ -300,7 +301,7 @@ def draw(
         n: The number of samples.
         seed: Another seed is another world.
         start: The first sample.
-        device: Where the latents lie, and images are rendered.
+        device: The device of the latents, on which images are rendered.
 
     Returns:
         `Latents`, which `render` draws.
@@ -336,8 +337,8 @@ def _reliable(usual: Tensor, codes: int, reliability: float) -> Tensor:
 
 
 def _sample_seeds(split: str, index: Tensor, seed: int) -> Tensor:
-    """One number for each sample; split and world seed sit in their own bits, so no two can
-    meet."""
+    """One number for each sample; split and world seed have their own bits, so numbers are
+    unique."""
     if split not in SPLITS:
         raise UnknownName("split", split, SPLITS)
     if not 0 <= seed < 2**24:

@@ -56,9 +56,9 @@ def to_batch(model: Framed, samples: Iterable[Sample] | Dataset) -> Batch:
         (torch.Size([2, 3, 96, 96]), torch.Size([2, 96, 96]))
     """
     need_images(model)
-    samples = list(cast(Iterable[Sample], samples))  # each is read once
+    samples = list(cast(Iterable[Sample], samples))  # reads each sample once
     if not samples:
-        raise BadOption("samples", None, "at least one")
+        raise BadOption("samples", None, "at least one sample")
     frame = model.preprocess
     raw = torch.stack([raw_in_frame(frame, sample.image) for sample in samples])
     images = frame.normalise(raw).to(model.device, model.dtype)
@@ -153,8 +153,8 @@ def _index_of(model: ImageModel, name: str) -> int | None:
 def _warn_of_order(model: ImageModel, data: Dataset) -> None:
     if len(data.classes) != model.n_classes:
         expected = (
-            f"{model.n_classes}, as {model.name} has, which carries no class names to match them"
-            " by; name its classes: classes=[...] (--classes FILE)"
+            f"{model.n_classes} classes, or names for the classes of {model.name} to match them by"
+            " (classes=[...] or --classes FILE)"
         )
         raise BadOption("data", f"{data.name}, {len(data.classes)} classes", expected)
     key = ("matched by order", data.name)

@@ -42,12 +42,12 @@ from seecause.registry import Registry
 if TYPE_CHECKING:  # torch is not loaded before a path is known to exist
     from torch import Tensor
 
-UNREADABLE = (".heic", ".heif", ".avif")  # listed all the same, so that they are reported
+UNREADABLE = (".heic", ".heif", ".avif")  # listed, so that they are reported as skipped
 MASKS = "masks"  # a folder beside images that holds masks with the same stems
 LOSSY = (".jpg", ".jpeg")
-FEW = 16  # a mask with more values has soft edges
+FEW = 16  # a mask with more distinct values has soft edges
 T = TypeVar("T")
-IGNORE = 255  # in integer masks: neither object nor background
+IGNORE = 255  # value in integer masks for neither object nor background
 HELD_OUT = 10  # every tenth training image of each class is `val` where a release has no such split
 
 
@@ -95,15 +95,16 @@ class Dataset(Protocol):
         capabilities     some of "masks", "counterfactuals" and "pairs"
         ids, labels      of all samples, known without reading them
         digests(a, b)    of samples a to b: each changes when its sample does
-        latents(a, b)    with "counterfactuals": what samples a to b are drawn from (Critters)
-        other(index)     with "pairs": the second version of a sample, to be predicted alike
+        latents(a, b)    with "counterfactuals": the latents of samples a to b (Critters)
+        other(index)     with "pairs": the second image of pair `index`; the model should predict
+                         the same class for both
         places           names of the second code of groups
         take(rows)       some samples, as a dataset; `Subset` is used without it
     """
 
     @property
     def name(self) -> str:
-        """As `open_data` takes it."""
+        """The name that `open_data` takes."""
         ...
 
     @property
@@ -232,7 +233,7 @@ class Subset:
         return self.data[self.rows[index]]
 
     def latents(self, start: int, stop: int, **options: Any) -> Any:
-        """What samples `start` to `stop` are drawn from."""
+        """The latents of samples `start` to `stop`."""
         rows = self.rows[start:stop]
         first, last = min(rows, default=0), max(rows, default=-1)
         drawn = self.data.latents(first, last + 1, **options)
@@ -279,7 +280,7 @@ def part_of_train(items: Sequence[T], classes: Sequence[Hashable], split: str) -
 
 Opener = Callable[..., Dataset]  # called with what follows `name:`, and with `limit` if it has that
 
-_OURS = {  # how a name is written, and the function that opens it
+_OURS = {  # form of a name -> the function that opens the dataset
     "celeba:PATH[:SPLIT]": "shortcuts:open_celeba",
     "cifar10:PATH[:SPLIT]": "labelled:open_cifar10",
     "cifar100:PATH[:SPLIT]": "labelled:open_cifar100",
@@ -491,7 +492,7 @@ class ImageOpener:
 
     def __init__(self) -> None:
         self._data = cache(open_data)
-        self._sample = lru_cache(maxsize=1)(self._read)  # its facts are not read again
+        self._sample = lru_cache(maxsize=1)(self._read)  # `facts` uses the same sample
 
     def __call__(self, text: str, *, second: bool = False) -> Image.Image:
         """A file, or a sample of a dataset. With `second`, the other version of a sample of
@@ -558,8 +559,8 @@ def sample_of(text: str) -> tuple[str, int] | None:
 
 
 def _check_file(text: str) -> None:
-    """Raise if there is no such file; a dataset, or a sample written in another way, is told how
-    to name one sample."""
+    """Raises if there is no such file; for a dataset or a misspelt sample, the error says how to
+    name one sample."""
     name, _, index = text.rpartition("#")
     if (is_data(text) or (":" in name and index)) and not Path(text).exists():
         example = f"{name or text}#0"

@@ -91,7 +91,7 @@ def _label(folder: Path, wnid: str, layout: Layout) -> int:
 
 IGNORED_ID = 1000
 S_SIZES = (50, 300, 919)
-MERGED = {  # class -> the class it counts as
+MERGED = {  # class -> the class that it is merged into
     "n04356056": "n04355933",
     "n04493381": "n02808440",
     "n03642806": "n03832673",
@@ -149,7 +149,7 @@ def read_class_ids(path: Path) -> Tensor:
 
 
 def kept_class(wnid: str) -> str:
-    """The category a WordNet id counts as."""
+    """The category that a WordNet id is merged into."""
     return MERGED.get(wnid, wnid)
 
 
@@ -181,7 +181,7 @@ def _read_row(photo: Photo) -> Image.Image:
 
 @lru_cache(maxsize=1)
 def _row_group(path: Path, group: int) -> pa.ChunkedArray:
-    """The images of one row group, kept because the next image is often in it, too."""
+    """The images of one row group, cached because the next image is often in it."""
     with _HARD.reading(path), pq.ParquetFile(path) as file:
         return file.read_row_group(group, columns=["image"])["image"]
 

@@ -1,5 +1,5 @@
-"""Datasets of image files: your own folders and pairs of them, and what readers of published
-datasets share.
+"""Datasets of image files: your own folders and pairs of them, and common functions of the readers
+of published datasets.
 
 `folder:PATH`: one sub-folder for each class, or all images together without labels. Masks and
 groups are read if they are there:
@@ -52,8 +52,8 @@ Change = Callable[[Tensor], Tensor]  # raw pixels [3, H, W] in [0, 1] -> the sam
 
 @dataclass(frozen=True)
 class Photo:
-    """Where a sample is stored, and what lists say about it. `mask` is the file with its mask,
-    which may hold other masks, too."""
+    """The location of a sample, and the entries of lists about it. `mask` is the file with its
+    mask, which may contain other masks, too."""
 
     path: Path
     id: str
@@ -65,12 +65,12 @@ class Photo:
 
 
 def read_photo(photo: Photo) -> Image.Image:
-    """The image of a file that holds nothing else."""
+    """The image in a file of one image."""
     return read_image(photo.path)
 
 
 def read_photo_mask(photo: Photo) -> Tensor:
-    """The mask of a file that holds nothing else."""
+    """The mask in a file of one mask."""
     assert photo.mask is not None
     return read_mask(photo.mask)
 
@@ -123,13 +123,14 @@ class Photos:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of names, labels and file sizes: reading all bytes of a large dataset takes too long."""
+        """A digest of names, labels and file sizes: reading all bytes of a large dataset is
+        slow."""
         files = [path for photo in self.photos for path in (photo.path, photo.mask) if path]
         sizes = {path: path.stat().st_size for path in dict.fromkeys(files) if path.is_file()}
         return digest(*(_facts(p, sizes.get(p.path), sizes.get(p.mask)) for p in self.photos))
 
     def digests(self, start: int, stop: int) -> list[str]:
-        """Of the contents of images and masks, and of what lists say about them."""
+        """Digests of the contents of images and masks, and of the entries of lists about them."""
         chosen = self.photos[start:stop]
         return [
             digest(_facts(photo, _content(photo.path), _content(photo.mask))) for photo in chosen
@@ -310,7 +311,7 @@ class PairedData(Subset):
 
     @cached_property
     def fingerprint(self) -> str:  # type: ignore[override]
-        """Of both versions; a function is identified by what it makes of the first image."""
+        """A digest of both versions; a function is identified by its result for the first image."""
         if not callable(self.others):
             return digest(self.data.fingerprint, self.others.fingerprint)
         first = self.other(0).image.numpy().tobytes() if len(self) else b""
@@ -360,7 +361,7 @@ def paired(data: Dataset, change: Change | Dataset, *, name: str | None = None) 
         True
     """
     if not callable(change) and len(change) != len(data):
-        expected = f"as many as {data.name} has: {len(data)}"
+        expected = f"{len(data)} images, as many as {data.name} has"
         raise BadOption("change", f"{len(change)} images", expected)
     name = name or f"{data.name} and its other version"
     return PairedData(name, data, tuple(range(len(data))), change)

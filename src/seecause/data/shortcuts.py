@@ -1,5 +1,5 @@
-"""Photos in groups: an object, and an attribute that is correlated with it in training. And CUB,
-of which some are made.
+"""Photos in groups of an object and an attribute that is correlated with it in training; and CUB,
+from which some of these datasets are made.
 
 `cub:PATH[:train|val|trainval|test]`: CUB-200-2011 (Wah et al. 2011), where PATH is the release's
 folder `CUB_200_2011`.

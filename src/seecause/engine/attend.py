@@ -28,21 +28,21 @@ Part = tuple[Tensor, Tensor]  # an output over some keys and its log-sum-exp, fl
 
 
 def has_slope(*tensors: Tensor) -> bool:
-    """Whether a derivative with respect to one of the tensors is asked for."""
+    """Whether one of the tensors requires a gradient now."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 class Groups:
-    """Rows in consecutive groups of different sizes [G], packed without padding; everything else
-    follows and is made once, on `device`.
+    """Rows in consecutive groups of different sizes [G], packed without padding. Derived tensors
+    are computed once, on `device`.
 
-    Sizes that live on a device are fetched only where they are asked for: `starts` never waits, nor
-    does `longest` where a bound, which no size exceeds, is given.
+    Group sizes are copied to the host only when `sizes` is read. `starts` never synchronises;
+    `longest` does not either if `bound` (an upper limit of the sizes) is given.
     """
 
     def __init__(self, sizes: Tensor, device: torch.device | str, *, bound: int | None = None):
         self._sizes, self.device, self._bound = sizes.long(), torch.device(device), bound
-        self.each: int | None = None  # rows of every group, where they are known to be equal
+        self.each: int | None = None  # rows of every group, if all are equal
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -99,7 +99,7 @@ class Groups:
 
     @cached_property
     def unpadded(self) -> Tensor:
-        """Where each row sits in the flattened padding, [R]."""
+        """The index of each row in the flattened padding, [R]."""
         return self._send(self._valid.flatten().nonzero()[:, 0])
 
     @property
@@ -118,7 +118,7 @@ class Mask:
 
     @cached_property
     def words(self) -> Tensor:
-        """The same as bits, one int32 for each row and block of 32 keys: [1|B, 1|H, R, blocks]."""
+        """The mask as bits, one int32 for each row and block of 32 keys: [1|B, 1|H, R, blocks]."""
         bits = F.pad(self.keep, (0, -self.keep.shape[-1] % 32)).unflatten(-1, (-1, 32))
         places = torch.arange(32, device=bits.device)
         return (bits.long() << places).sum(dim=-1).to(torch.int32)
@@ -262,8 +262,8 @@ def _own_part(q: Tensor, own: Own, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def _even_part(q: Tensor, own: Own, scale: float) -> tuple[Tensor, Tensor]:
-    """The same for groups of one size, without an index: products of a few rows each are sums, for
-    thousands of tiny matrix products take longer."""
+    """`_own_part` for groups of equal size. Uses elementwise multiplication and a sum instead of
+    `bmm`, which is slow for thousands of tiny matrices."""
     share, count = q.shape[1] // own.k.shape[1], len(own.keys)
     q, k, v = (wide(x).unflatten(2, (count, -1)) for x in (q, own.k, own.v))  # [B, H, G, g, dh]
     if share > 1:
@@ -284,8 +284,8 @@ def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
 
 
 def _shared(x: Tensor, y: Tensor) -> Tensor:
-    """x [B, H, R, a] @ y [1|B, Hkv, a, b]: folds what shares a bank into rows, so that y is read
-    once."""
+    """x [B, H, R, a] @ y [1|B, Hkv, a, b]: heads and images that share y are folded into rows, so
+    that y is read once."""
     batch, heads, rows, _ = x.shape
     kv = y.shape[1]
     x = x.unflatten(1, (kv, heads // kv))  # [B, Hkv, g, R, a]
@@ -296,7 +296,7 @@ def _shared(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _bank_scores(q: Tensor, bank: Bank, scale: float) -> Tensor:
-    """The same of a bank, -inf where a key is not seen."""
+    """Attention scores of q against the keys of `bank`; -inf for keys that are masked out."""
     scores = _scores(q, bank.k, scale)
     if bank.bias is not None:
         scores = scores + bank.bias

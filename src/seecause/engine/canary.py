@@ -1,13 +1,13 @@
-"""Interventions that prove that they happened.
+"""Run-time checks that interventions take effect.
 
 The verified wrap (`verify.py`) shows that a view computes what the native model computes. It does
 not show that an edit reaches the native computation: a hook may never fire, a library may take
 another path than the one that was edited. So an intervention is checked when a model first uses it:
 
-    without an edit   nothing changes, bit for bit
-    with a known one  the native output moves to where the engine computes that it moves
+    without an edit   the output is unchanged, bit for bit
+    with a known one  the native output changes as the engine computes
 
-What was shown is remembered in the view until its weights move (`model.forget()`), so that repeated
+Passed checks are cached in the view until its weights change (`model.forget()`), so that repeated
 calls cost nothing. Edits of vision-language models are checked in `lvlm/edit.py`, hidden patches of
 iFAM in `faithful/interventions.py`, exported checkpoints where they are written.
 """
@@ -49,7 +49,7 @@ def once(model: Any, kind: str, check: Callable[[], Proof]) -> Proof:
 
 
 def same_bits(name: str, part: str, empty: Tensor, plain: Tensor) -> None:
-    """Refuse an empty edit that changes something."""
+    """Raises if an empty edit changes the output."""
     if not torch.equal(empty, plain):
         by = float((empty - plain).abs().max())
         raise EditLost(name, part, f"an empty edit changes its output by {by:.2g}", used_versions())
@@ -58,7 +58,7 @@ def same_bits(name: str, part: str, empty: Tensor, plain: Tensor) -> None:
 def as_computed(
     name: str, part: str, plain: Tensor, edited: Tensor, expected: Tensor, compared: str
 ) -> Proof:
-    """Refuse a known edit of `plain` that does not move it to what the engine expects."""
+    """Raises if a known edit of `plain` does not have the effect that the engine computes."""
     near = tolerance_of(plain.dtype)
     plain, edited, expected = plain.double(), edited.double(), expected.double()
     size = float(plain.abs().max().clamp_min(1e-12))
@@ -144,8 +144,8 @@ def prove_gates(model: VisionModel) -> Proof:
 
 @torch.no_grad()
 def prove_patch(model: VisionModel) -> Proof:
-    """`sc.patch` against the native model: with every state of another image it is about that
-    image."""
+    """`sc.patch` against the native model: with all states of another image, the logits are those
+    of that image."""
     from seecause.engine.patching import Site, run_patched
 
     here, there = (image[None] for image in random_images(model))

@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Tensors = TypeVar("Tensors", Tensor, tuple[Tensor, ...])
 
-# bytes of activations; larger chunks fall out of a CPU's caches and run slower
+# bytes of activations; larger chunks exceed the CPU's caches and run slower
 CPU_BUDGET = 64 << 20
-GPU_SHARE = 0.5  # of the memory that is free when a run starts
+GPU_SHARE = 0.5  # share of the free memory at the start of a run
 
 
 @dataclass
@@ -55,7 +55,7 @@ _current: ContextVar[Memory | None] = ContextVar("seecause_memory", default=None
 
 
 def memory() -> Memory:
-    """The budget in force."""
+    """The current budget."""
     current = _current.get()
     return Memory() if current is None else current
 

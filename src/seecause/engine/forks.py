@@ -1,13 +1,13 @@
-"""Replace heads one at a time and run only what comes after them; or gate all of them at once.
+"""Replace heads one at a time and run only later blocks, or gate all heads at once.
 
-What a head of block l carries matters nowhere before the output projection of block l. So the rows
-stream through the blocks once; at each block as many copies fork off as heads are asked for, each
-with one head replaced, and the rest of the model runs on all copies together. Where logits are
+The output of a head in block l affects nothing before the output projection of block l. So the rows
+pass through the blocks once; each block adds a copy for each requested head, with that head
+replaced, and the rest of the model runs on all copies together. Where logits are
 read from class tokens alone, the last block computes those rows only, so its own heads cost next to
 nothing.
 
 Heads are replaced at the input of the output projection (after a sub-norm or output gate), where
-taking one away leaves all others as they were.
+removing one leaves all others unchanged.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Content = Callable[[int, Tensor, Tensor], Tensor]
 """(layer, what all rows carry [R, T, H, dh], which tokens those are [T]) -> what replaced heads
 carry in the forked rows: broadcasts to [F, T, H, dh]."""
 Each = Callable[[int, list[int], Tensor], None]
-HELD = 0.25  # of the memory budget: the rows that stream; the copies have the rest
+HELD = 0.25  # share of the memory budget for the main pass; the rest is for copies
 
 
 def zeros(layer: int, carried: Tensor, tokens: Tensor) -> Tensor:
-    """Replaced heads carry nothing: zero ablation."""
+    """Zero ablation: replaced heads output zeros."""
     return carried.new_zeros(1, 1, 1, 1)
 
 
@@ -46,8 +46,8 @@ def fork(
     content: Content = zeros,
     forking: int | None = None,
 ) -> Tensor:
-    """Plain logits [R, C] of all images; on the way, `each(layer, heads, logits [k, F, C])` gets
-    those without each head, some heads at a time.
+    """Plain logits [R, C] of all images. `each(layer, heads, logits)` is called with the logits
+    [k, F, C] of the runs in which one of k heads is replaced, for some heads at a time.
 
     Copies are made of the first `forking` images (default: all); the others only serve `content`.
     """
@@ -104,7 +104,8 @@ def logits_of_sets(model: VisionModel, images: Tensor, gates: Tensor) -> Tensor:
     changed = F.pad((kinds != 1).any(dim=2).int(), (0, 1), value=1)  # [K, L + 1]
     first, order = changed.argmax(dim=1).sort(stable=True)
     which, kinds = order.argsort()[which].to(device), kinds[order].to(device)
-    # kinds that start at block l are ends[l] to ends[l + 1]; behind all of them the plain one
+    # kinds[ends[l]:ends[l + 1]] are the distinct gates whose first change is in block l; the last
+    # index is the run without gates
     ends = torch.searchsorted(first, torch.arange(model.n_layers + 1)).tolist()
 
     def run_images(a: int, b: int) -> Tensor:
@@ -174,12 +175,12 @@ def mean_carried(model: VisionModel, images: Tensor) -> list[Tensor]:
 
 @torch.no_grad()
 def inert(model: VisionModel) -> set[Head]:
-    """Heads that cannot matter: gated to zero, or met by zeros in the output projection. Their
-    effect is exactly 0, so nothing needs to run."""
+    """Heads without effect: their gate is zero, or their columns of the output projection are.
+    Nothing needs to run for them."""
     idle: set[Head] = set()
     for layer, block in enumerate(model.blocks):
         large = 1024 * torch.eye(block.heads * block.head_dim).to(model.device, model.dtype)[None]
-        # of large inputs, or a bias would round small weights away
+        # large inputs, so that the bias does not round small weights away
         reach = block.mix(large) - block.mix(torch.zeros_like(large))  # [1, H * dh, D]
         silent, gate = (reach == 0).view(block.heads, -1).all(dim=1), model.gate(layer)
         silent = silent if gate is None else silent | (gate == 0)

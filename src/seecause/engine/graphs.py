@@ -1,4 +1,4 @@
-"""CUDA graphs: what repeats is recorded once and launched as one.
+"""CUDA graphs: repeated runs are recorded once and replayed.
 
 A small batch waits for the host, which launches hundreds of kernels one by one; a graph launches
 them all at once and computes the same bits.
@@ -11,20 +11,20 @@ is called. On CUDA the first two calls of a kind run plainly, the second is then
 whatever is made once has been made), and later ones copy their tensors in, replay, and copy the
 results out; `prepare` is not called any more.
 
-What a recorded function must keep to:
+Rules for a recorded function:
 - no copy from or to the host, no waiting (`.item()`, `.cpu()`, an index by a list or by bools);
-- `key` says everything that its result depends on besides the model, shapes and dtypes; what it
-  names by `id` is held by `prepare`, which the graph keeps, so that nothing else can take that id;
-- whatever else it reads it closes over (the graph keeps it alive), or the model's memo holds.
+- `key` contains everything that its result depends on besides the model, shapes and dtypes; objects
+  identified by `id` are referenced by `prepare`, which the graph keeps, so that no id is reused;
+- other tensors that it reads are in its closure (the graph keeps it alive) or in the model's memo.
 
 It may differentiate inside: called under `no_grad`, it runs `with torch.enable_grad()` a forward
 and `torch.autograd.grad` on tensors made inside, and returns what carries no gradient.
 
-A graph is dropped when a weight, a gate or a device changed, when the model goes or forgets, and
-when newer ones need its place. All graphs of a device share one memory pool, so they run one after
-the other, whichever thread asks. Where recording fails, the plain run stays and a log line says
-why. The model is anything with a `memo`, in which its graphs live, `tensors()`, and a `state_key()`
-that changes with them.
+A graph is dropped if a weight, a gate or a device changed, if the model is deleted or `forget` is
+called, and if newer graphs exceed the limits. All graphs of a device share one memory pool, so they
+run one after the other, whichever thread asks. If recording fails, the function runs plainly and
+the reason is logged. The model is anything with a `memo`, in which its graphs live, `tensors()`,
+and a `state_key()` that changes with them.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from seecause.models.base import tensors_of, weights_key
 log = logging.getLogger(__name__)
 Out = TypeVar("Out", Tensor, tuple[Tensor, ...])
 
-MOST = 32  # graphs of one device
-SHARE = 0.25  # of a device's memory, for all of them
+MOST = 32  # maximum number of graphs on one device
+SHARE = 0.25  # share of a device's memory for all graphs
 SWITCH = "SEECAUSE_GRAPHS"  # "0" in the environment turns graphs off
 
 _off: ContextVar[bool] = ContextVar("seecause_graphs_off", default=False)
@@ -205,7 +205,7 @@ class _Pool:
                 self.handle = torch.cuda.graph_pool_handle()
             self.stream = self.stream or torch.cuda.Stream()
             options: Any = {"pool": self.handle, "stream": self.stream}
-            gc.disable()  # to destroy an old graph would spoil the new one
+            gc.disable()  # destroying an old graph would invalidate the recording
             try:
                 with torch.cuda.graph(graph, capture_error_mode="thread_local", **options):
                     held = torch.cuda.memory_reserved(self.device)
@@ -230,7 +230,7 @@ class _Pool:
                 self._fail(call, key, f"larger than {limit >> 20} MiB")
 
     def drop(self, call: _Call) -> None:
-        """Free a recording; its next call is a first one."""
+        """Free a recording; the next call counts as the first."""
         with _lock:
             self.calls.pop(id(call), None)
             call.state = call.graph = call.outputs = call.keeps = None
@@ -243,14 +243,14 @@ class _Pool:
 
 
 def _place(model: Any, key: Hashable, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
-    """What a recording is good for: parts of the model that are replaced as a whole count, too."""
+    """The identity of a recording: key, inputs, and parts of the model that may be replaced."""
     parts = (id(model), id(getattr(model, "gates", None)), id(getattr(model, "blocks", None)))
     shapes = [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]
     return (key, *parts, *_settings(), *shapes)
 
 
 def _settings() -> tuple[Any, ...]:
-    """Switches of torch that choose other kernels."""
+    """Settings of torch that select kernels."""
     return (
         torch.get_float32_matmul_precision(),
         torch.backends.cudnn.allow_tf32,

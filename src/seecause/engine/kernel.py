@@ -1,5 +1,5 @@
 """GPU kernels (Triton) and when they apply. The plain functions in `attend.py` and `lvlm/cache.py`
-compute the same; they are the reference, and what runs on a CPU or without Triton.
+compute the same results; they are the reference, and run on a CPU or without Triton.
 
 Banked attention, every bank in one pass over its keys, no scores in memory:
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ROWS, KEYS = 64, 32  # masks are words of 32 bits
 WARPS, STAGES = 4, 2
 SOFT_ROWS, SOFT_KEYS = 32, 64
-MOST_EACH = 16  # rows of a group of `attend_soft`
+MOST_EACH = 16  # maximum number of rows in a group of `attend_soft`
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 LOG2_E = 1.4426950408889634  # the attention kernels work in powers of two
@@ -45,7 +45,7 @@ SHARED_TILE = 64  # rows and keys of a tile in the backward pass of shared keys
 
 @cache
 def triton_kernels() -> Any:
-    """The kernels, imported on first use; None where torch came without Triton, as for a CPU."""
+    """The kernels, imported on first use; None if torch is installed without Triton."""
     try:
         return importlib.import_module("seecause.engine.kernel_triton")
     except ImportError:
@@ -295,7 +295,7 @@ class _OwnText(Function):
         dq, dk, dv, d_seen, d_blind, d_seen_lse, d_blind_lse, d_choose = made
         dk, dv = (x.unflatten(2, (k.shape[1], -1)).sum(dim=3) for x in (dk, dv))
         by_head = [x.transpose(1, 2) for x in (dq, dk, dv)]
-        # autograd itself adds up the gradients of what served all copies
+        # autograd adds up the gradients of tensors shared by all copies
         return *by_head, d_seen, d_seen_lse, d_blind, d_blind_lse, d_choose, None
 
 
@@ -320,7 +320,7 @@ def lanes_last(x: Tensor) -> Tensor:
 
 
 def _power_of_two(count: int) -> int:
-    """The next one."""
+    """The next power of two."""
     return 1 << (count - 1).bit_length()
 
 

@@ -1,5 +1,5 @@
-"""The low-level pair for people's own experiments: record anything, put anything from one run into
-another. Places are named alike for every library.
+"""Low-level functions for experiments: record intermediate values of a run, and patch them into
+another run. Names are the same for every library.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _PLACE = re.compile(r"^blocks\.(\d+)\.(in|out|heads|kv|probs)$")
 
 @dataclass(frozen=True)
 class Site:
-    """One place of an intervention in block `layer` (0-based): what enters the block (`resid`),
-    which heads' outputs (`heads`), or which keys and values (`kv`).
+    """A location of an intervention in block `layer` (0-based): the input of the block (`resid`),
+    outputs of heads (`heads`), or keys and values (`kv`).
 
     `tokens` and `heads` are lists of indices; None means all. `resid` takes no heads, and it alone
     may move states: `source_tokens` are the source's tokens that are put there, in the order of
@@ -49,7 +49,7 @@ class Site:
 
 def _heads(step: Step) -> Tensor:
     """Head outputs [B, R, H, dh], and the block goes on from these very ones."""
-    if step.block.lanes is not None:  # which widen what attention gives (block.py)
+    if step.block.lanes is not None:  # extra channels widen head outputs (block.py)
         step.o = step.o[..., : step.block.head_dim]
     return step.o
 
@@ -65,12 +65,12 @@ _READ: dict[str, Callable[[Step], Tensor | tuple[Tensor, Tensor]]] = {
 
 
 def run(model: ImageModel, images: Images, *, cache: Sequence[str] = ()) -> tuple[Tensor, Cached]:
-    """Run a model and record what it computes on the way. Differentiable.
+    """Run a model and record intermediate values. Differentiable.
 
     Args:
         model: A vision transformer.
         images: Normalised images [B, 3, H, W], or what `sc.attribute` takes.
-        cache: Names of places:
+        cache: Names of values:
 
             - `embed`: tokens that enter the first block [B, T, D]
             - `blocks.3.in`, `blocks.3.out`: states that enter and leave block 3 [B, T, D]
@@ -81,7 +81,7 @@ def run(model: ImageModel, images: Images, *, cache: Sequence[str] = ()) -> tupl
               attention
 
     Returns:
-        Logits [B, C], and a dictionary of what was recorded, by name.
+        Logits [B, C], and a dictionary of recorded values by name.
 
     Example:
         >>> import torch, seecause as sc
@@ -110,8 +110,7 @@ _PARTS: dict[Kind, tuple[str, ...]] = {"resid": ("h",), "kv": ("k", "v"), "heads
 def patch(
     model: ImageModel, images: Images, source: Images, site_sets: Sequence[Sequence[Site]]
 ) -> Tensor:
-    """Activation patching: overwrite some places of a run with what the plain run of other images
-    has there.
+    """Activation patching: overwrite values of a run with those of the plain run of other images.
 
     Sets are independent interventions. They run together from the first block that any of them
     touches; nothing before it is computed twice.
@@ -205,14 +204,14 @@ def _moved(origin: Tensor, batch: int, states: Tensor) -> Tensor:
 
 
 def _indices(given: Sequence[int]) -> Tensor:
-    """As a tensor, which torch refuses to index by where it holds no whole numbers."""
+    """Indices as a tensor; torch raises if they are not whole numbers."""
     return torch.as_tensor(given) if len(given) else torch.empty(0, dtype=torch.long)
 
 
 def _mark(
     model: VisionModel, site_sets: Sequence[Sequence[Site]], index: int, kind: Kind, tokens: int
 ) -> Tensor:
-    """What each set overwrites at one place, shaped to broadcast over [S, B, ...] of that kind."""
+    """Mask of the values that each set overwrites, shaped to broadcast over [S, B, ...]."""
     heads = model.blocks[index].kv_heads if kind == "kv" else model.blocks[index].heads
     mark = torch.zeros(len(site_sets), tokens, heads, dtype=torch.bool)
     for part, sites in zip(mark, site_sets, strict=True):
@@ -239,7 +238,7 @@ def _with_blocks(model: ImageModel) -> VisionModel:
 
 
 def _check(model: VisionModel, site: Site, tokens: int) -> None:
-    """Refuse what would be ignored, or would change another place than is named."""
+    """Raises for settings of a site that would be ignored or would change other values."""
     if site.kind not in get_args(Kind):
         raise BadOption("kind", site.kind, f"one of {', '.join(get_args(Kind))}")
     if not 0 <= site.layer < model.n_layers:
@@ -249,7 +248,7 @@ def _check(model: VisionModel, site: Site, tokens: int) -> None:
     if site.source_tokens is not None:
         places = tokens if site.tokens is None else len(site.tokens)
         if site.kind != "resid" or len(site.source_tokens) != places:
-            expected = f"of kind resid, as many as tokens ({places})"
+            expected = f"as many source tokens as tokens ({places}), at a site of kind resid"
             raise BadOption("source_tokens", site.source_tokens, expected)
 
 

@@ -5,7 +5,7 @@ which sees the context's keys, but the donor's keys at the chosen tokens S(i). O
 i; all copies run together. What happens to the chosen tokens after layer `stop` is the tail:
 
     source    they keep the donor's keys and values to the end (stop has no effect)
-    blank     they fall back to the context's
+    blank     they are the context's again
     patched   they become live rows themselves: group i = {class_i} + S(i), each group sees the
               context and itself
     all       every token of every copy is computed again
@@ -14,9 +14,9 @@ States are named as in the paper: l = 0 is the embedding, l = 1..L the block out
 (0-based) turns state b into b + 1.
 
 Which sets there are is a `selection`: S(i) is patch i and some around it, clipped at the border.
-Everything that follows from the sets alone (rows, groups, masks, the kernel's work lists) is worked
-out on the CPU when it is first asked for, sent to the device once, and stays in the model's memo: a
-sweep itself copies nothing from the host.
+Tensors that depend on the sets alone (rows, groups, masks, the kernel's work lists) are computed on
+the CPU on first use, sent to the device once, and cached in the model's memo, so that a sweep
+copies nothing from the host.
 
 A `Mixture` lies between an image's run and a blank's. A mask m in [0, 1]^N weighs every patch's two
 keys inside one softmax (mosaic):
@@ -115,8 +115,8 @@ class TokenSets:
 
     @cached_property
     def _columns(self) -> Tensor:
-        """What each grouped row is, [R], on the CPU: one of the special tokens, or the chosen token
-        by its number behind them."""
+        """Column index [R], on the CPU, of each packed row: first the special tokens, then all
+        tokens, offset by the number of special tokens."""
         special = torch.ones(len(self), len(self.special), dtype=torch.bool)
         return torch.cat([special, self.sets], dim=1).nonzero()[:, 1]
 
@@ -133,14 +133,13 @@ class TokenSets:
 
     @cached_property
     def chosen_rows(self) -> tuple[Tensor, Groups]:
-        """Where the chosen tokens are among the grouped rows, and their groups."""
+        """Indices of the chosen tokens among the grouped rows, and their groups."""
         places = (self._columns >= len(self.special)).nonzero()[:, 0]
         return self._send(places), Groups(self.sets.sum(dim=1), self.device)
 
     @cached_property
     def origin(self) -> Tensor:
-        """Where each grouped row comes from, [R]: the donor's tokens, or behind all of those the
-        special rows."""
+        """Source index [R] of each grouped row: first the donor's tokens, then the special rows."""
         rows = self.grouped_rows
         origin = rows.tokens.clone()
         special = torch.arange(len(rows.special_rows), device=self.device)
@@ -183,8 +182,8 @@ class TokenSets:
 def token_sets(
     model: VisionModel, chosen: Tensor, layout: TokenLayout, special: tuple[int, ...]
 ) -> TokenSets:
-    """The sets of a selection [n, N] on the model's device: the same object as long as neither
-    changes."""
+    """The sets of a selection [n, N] on the model's device: cached, so that derived tensors
+    are reused."""
     known: dict[object, tuple[Tensor, TokenSets]] = model.memo.setdefault("token sets", {})
     key = (id(chosen), chosen._version, layout, special, model.device)
     if key not in known:
@@ -208,7 +207,8 @@ def selection(grid: tuple[int, ...], select: Select | Tensor = "box1") -> Tensor
 
 @lru_cache(maxsize=32)
 def _around(grid: tuple[int, ...], select: Select) -> Tensor:
-    """The same object for the same grid: what follows from it is kept."""
+    """The patches [N, N] around each patch. Cached, because token sets are cached by the identity
+    of this tensor."""
     places = torch.cartesian_prod(*map(torch.arange, grid))  # [N, 2 or 3]
     apart = (places[:, None] - places).abs()
     if select == "manhattan1":
@@ -283,7 +283,7 @@ class Sweep:
             return self._recompute(sets, z)
         if unfinished:
             rows, z = self._grouped_rows(sets, z)
-        # the chosen tokens are no longer the context's when the prediction is read
+        # unless the tail is "blank", the readout must read the new states of the chosen tokens
         replaced = plan.tail != "blank" or plan.stop >= layers
         return self._read(sets, rows, z, sets.marked & replaced)
 
@@ -345,7 +345,7 @@ class Sweep:
         """The live special tokens [B, n * p, D] from state `start` to state `until`."""
         plan, n, p, rows = self.plan, len(sets), len(self.plan.live), sets.class_rows
         states = self.context.states[plan.start]
-        # all sets begin alike
+        # all sets have the same first states
         z = states[:, rows.tokens].expand(self._batch(), n * p, -1)
         if not plan.live:
             return z
@@ -353,7 +353,7 @@ class Sweep:
         steps = walk(self.model, z, self.context.at.take(rows.tokens), start=plan.start, stop=until)
         for step in steps:
             mixed = step.index in donor_blocks
-            # a token has the same place in both runs
+            # a token has the same position in both runs
             bias = step.block.bias(step.at, self.context.at)
             banks = [self.donor.bank(step.index, sets.donor_mask, bias)] if mixed else []
             if summary is None:
@@ -435,7 +435,7 @@ def _pooled(
 
 @dataclass(eq=False)
 class Mixture:
-    """Two recorded runs and what lies between them; `blank` may serve all images with batch 1.
+    """Mixtures of two recorded runs; `blank` may have batch 1 for all images.
     Needs the blank's state `start`, keys and values from block `start` on, and both final states
     where more than rows are read."""
 
@@ -528,7 +528,7 @@ def slopes(run: Mixture, masks: Tensor, score: Scores, *, together: int) -> Tens
 
 
 def mask_bytes(model: VisionModel, layout: TokenLayout) -> int:
-    """What one mask of one image holds for its step back: every block's activations of its rows."""
+    """Bytes that one mask of one image keeps for the backward pass: activations of all blocks."""
     block, element = model.blocks[0], torch.finfo(model.dtype).bits // 8
     rows = max(1, len(special_rows(model, layout)))
     scores = block.heads * layout.n_patches * 2 * max(4, element) * 5  # where attention is explicit

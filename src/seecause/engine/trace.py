@@ -1,6 +1,5 @@
-"""Plain runs: recorded, so that other runs can use their keys, values and states; begun in the
-middle; with explicit attention probabilities, which fused kernels never form; or on some of the
-patches.
+"""Plain runs of a model: recorded, so that other runs can use their keys, values and states;
+started at any block; with explicit attention probabilities; or on some of the patches.
 
 Blank images are the neutral context that a patch is put into. Their runs are recorded once per
 model state, size and blank, and reused; any change of a weight or gate is noticed.
@@ -10,7 +9,8 @@ model state, size and blank, and reused; any change of a weight or gate is notic
     noise           independent Gaussian pixels with the mean and deviation the model expects
     blur-noise      the same noise, blurred by a Gaussian of 1/28 of the side and brought back to
                     that deviation
-    tensor          any image, or one for each image: its other version, for one (pairs)
+    tensor          one image for all inputs, or one per input, for example the second image of
+                    each pair
 
 Attentions are numbered like blocks, 0 to L-1. A latent pool is one more, number L: its queries are
 no tokens, so its matrix [B, H, Q, T] is not square and nothing is added to it by a residual path.
@@ -40,7 +40,7 @@ from seecause.models.block import At, Block, TokenLayout, wide
 from seecause.models.view import VisionModel
 
 Blank = Literal["white", "black", "mean", "noise", "blur-noise"]
-_KEPT = 8  # blank images, and half as many of their runs
+_KEPT = 8  # number of cached blank images; half as many of their runs
 
 
 @dataclass(eq=False)
@@ -75,8 +75,8 @@ def record(
     kv: Collection[int] = (),
     until: int | None = None,
 ) -> Trace:
-    """Run the model with fused attention and keep what was asked for. Stops after block `until` (no
-    logits then)."""
+    """Run the model with fused attention and keep the requested states, keys and values. Stops
+    after block `until` (without logits)."""
     layout = model.check(images)
     trace = Trace(model.at(images), None)
     # of the last block, only rows that are read
@@ -171,9 +171,9 @@ def blank_trace(
         held = known[key][1]
         if states <= set(held.states) and kv <= set(held.kv):
             return held
-        states, kv = states | set(held.states), kv | set(held.kv)  # the same blank, more of it
+        states, kv = states | set(held.states), kv | set(held.kv)  # the cached values are kept
     trace = record(model, blank, states=states, kv=kv)
-    for old in [old for old in known if old[0] != key[0]]:  # of other weights
+    for old in [old for old in known if old[0] != key[0]]:  # recorded with other weights
         del known[old]
     while key not in known and len(known) >= _KEPT // 2:
         known.pop(next(iter(known)))
@@ -255,8 +255,8 @@ class Explicit(NamedTuple):
 
 
 def explicit_run(model: VisionModel, images: Tensor, *, start: int = 0) -> Explicit:
-    """Run with explicit attention from number `start` on. Whatever comes before is fused, has no
-    graph and holds no memory."""
+    """Run with explicit attention from number `start` on. Earlier blocks use fused attention,
+    without a graph."""
     layout = model.check(images)
     at = model.at(images)
     with torch.no_grad():
@@ -288,15 +288,15 @@ def attention_probs(model: VisionModel, images: Tensor, *, start: int = 0) -> It
 
 
 def n_attentions(model: VisionModel) -> int:
-    """Blocks, and a latent pool."""
+    """The number of attentions: blocks, and the latent pool if there is one."""
     return model.n_layers + (model.readout.latent is not None)
 
 
 def check_start(model: VisionModel, start: int) -> None:
-    """Complain about an attention that the model does not have."""
+    """Raises if the model has no attention with this number."""
     if not 0 <= start < n_attentions(model):
         raise BadOption(
-            "start", start, f"0-{n_attentions(model) - 1}, the first attention that counts"
+            "start", start, f"0-{n_attentions(model) - 1}, the index of the first attention to use"
         )
 
 
@@ -325,7 +325,7 @@ def pool_probabilities(model: VisionModel, h: Tensor, layout: TokenLayout) -> tu
 
 
 def pool_logits(model: VisionModel, probs: Tensor, v: Tensor) -> Tensor:
-    """What the latent pool's probabilities and values become: logits [B, C]."""
+    """Logits [B, C] from the latent pool's probabilities and values."""
     assert model.readout.latent is not None
     return model.readout.head(model.readout.latent.finish(weigh(probs, v)))
 
@@ -334,8 +334,8 @@ def read_rows(model: VisionModel, layout: TokenLayout, attention: Tensor) -> Ten
     """The rows of attention [..., R, T] that the logits are read from, as one row [..., T].
 
     The class token's row; the mean of the class and distillation rows; the mean over averaged
-    tokens; for class + mean, half of each. The heads may weigh these parts otherwise, which no
-    attention row can tell. The rows of a latent pool (R = Q) are averaged.
+    tokens; for class + mean, half of each. The classifier may weigh these parts differently, which
+    attention does not show. The rows of a latent pool (R = Q) are averaged.
     """
     if model.readout.latent is not None:
         return attention.mean(dim=-2)
@@ -384,16 +384,16 @@ def need_gradients(
     *,
     remedy: str = "Use method='caap', which takes no gradient",
 ) -> None:
-    """Refuse a model of which some part returns what has no gradient: a residual path passes one
-    around it, so that results would be wrong without an error. Each state of the model is checked
-    once."""
+    """Raises if a submodule returns a tensor that is detached from the graph (as quantised layers
+    do). Gradients would still flow through the residual connection, so that results would be wrong
+    without an error. Each state of the model is checked once."""
     if not isinstance(model, VisionModel):
         return
     key = model.state_key()
     if model.memo.get("passes gradients") == key:
         return
     blank = blank_image(model, model.preprocess.size)
-    state, at = model.embed(blank), model.at(blank)  # hooks of others may expect all rows
+    state, at = model.embed(blank), model.at(blank)  # other libraries' hooks may expect all rows
     part = part_without_gradient(model.blocks, state, at)
     with torch.enable_grad():
         h = state.detach().clone().requires_grad_()
@@ -406,7 +406,8 @@ def need_gradients(
 
 
 def part_without_gradient(blocks: Sequence[Block], state: Tensor, at: At) -> str | None:
-    """The first part of a block that no gradient passes, tried with rows [1, R, D]."""
+    """Returns the name of the first submodule whose output has no gradient, or None. `state`
+    [1, R, D] is the test input."""
     with torch.inference_mode(False), torch.enable_grad():
         h = state.detach().clone().requires_grad_()
         for block in blocks:

@@ -13,8 +13,8 @@ feature maps, put in after their stage, give the native logits. A model of many 
 has two others:
 
     answers    rows that read the native places, put in again, give the native outputs: all classes,
-               boxes and pixels. A row that reads the image in another way is noticed
-               here, since all that leads to the places is a stand-in then
+               boxes and pixels. A row that reads the image in another way is detected
+               here, since the modules before return dummy values
     aimed      a view that is aimed at a row gives that row's native output
 
 Deep networks and encoders spread a change, and their zero padding pushes it away from the border:
@@ -72,7 +72,7 @@ def verify(model: ImageModel, *, seed: int = 0) -> list[Probe]:
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
-    """The largest relative difference that counts as none."""
+    """The largest relative difference that is accepted as rounding."""
     return TOLERANCE.get(dtype, 2e-4)
 
 
@@ -254,7 +254,7 @@ def _feature_locality(
     levels: Callable[[Tensor], Sequence[Tensor]],
     probe: str,
 ) -> Probe:
-    """Whether feature maps `levels(image)` move near the pixels that changed."""
+    """Checks that feature maps `levels(image)` change near the pixels that changed."""
     grid, (high, wide) = model.layout.grid, model.patch
     before, places = levels(image), probe_places(grid, generator, inside=12)
     rows, columns = before[0].shape[-2:]
@@ -272,7 +272,7 @@ def _feature_locality(
     worst = 0.0
     for axis, name in enumerate(("row", "column")):
         if grid[axis] < 3:
-            continue  # too few to tell
+            continue  # too few changes to compare
         along = excess.sum(dim=2 - axis)  # [K, side]
         at = (along * torch.arange(grid[axis])).sum(dim=1) / along.sum(dim=1)
         expected = torch.tensor(places)[:, axis].double()
@@ -290,7 +290,7 @@ def _feature_locality(
 
 
 def _moved(after: Tensor, before: Tensor, grid: tuple[int, int]) -> Tensor:
-    """How far features [1, C, h, w] moved, by cell [gh, gw]; every level counts alike."""
+    """How far features [1, C, h, w] moved, by cell [gh, gw]; every level has the same weight."""
     distance = (after - before).double().abs().sum(dim=1, keepdim=True)
     cells = F.interpolate(distance, size=grid, mode="area")[0, 0]
     return cells / cells.sum().clamp_min(1e-30)

@@ -27,7 +27,8 @@ Rows = Tensor | slice | list[int]
 
 
 class HasBlocks(Protocol):
-    """A vision model, a tower, a decoder. Its `gate(layer)`, [H] or None, counts."""
+    """A vision model, a tower or a decoder. If it has a method `gate(layer)`, the returned factors
+    [H] multiply the heads of that block (None: no factors)."""
 
     @property
     def blocks(self) -> Sequence[Block]: ...
@@ -39,10 +40,10 @@ class Step:
 
         h         states entering the block [B, R, D]; setting them forgets all that follows
         q, k, v   queries [B, H, R, dh], unscaled; keys and values [B, Hkv, K, dh]
-        bias      what is added to the scores, [1|B, 1|H, R, K] or None
-        o         what attention gives each head, [B, R, H, dh]
-        carried   what each head brings to the output projection, [B, R, H, dh], before the gate
-        out       the block's output [B, R, D]: to read it is to finish the block now
+        bias      the bias of the attention scores, [1|B, 1|H, R, K] or None
+        o         the attention output of each head, [B, R, H, dh]
+        carried   the input of each head to the output projection, [B, R, H, dh], before the gate
+        out       the block's output [B, R, D]; reading it runs the rest of the block
     """
 
     q: Tensor
@@ -91,7 +92,8 @@ class Step:
         return self.block.finish(self.h, self.o, self.gate)
 
     def take(self, rows: Rows) -> None:
-        """Go on with these rows only; keys stay those of all. Before `bias` is read or set."""
+        """Keep only these query rows; keys and values of all rows are kept. Must be called before
+        `bias` is read or set."""
         if "o" in vars(self):
             self.o = self.o[:, rows]
         else:
@@ -99,7 +101,7 @@ class Step:
         self._h, self.at = self._h[:, rows], self.at.take(self.at.index[..., rows])
 
     def release(self) -> None:
-        """Hold no tensor any more: the caller's loop variable outlives the block."""
+        """Drop all tensors, because the caller's loop variable outlives the block."""
         self._h = None
         for part in _MADE:
             vars(self).pop(part, None)
@@ -149,7 +151,7 @@ def walk(
     """The blocks from `start` on (to before `stop`) for states h [B, R, D] that enter the first of
     them, at tokens `at`.
 
-    `last` names the rows that the model's last block goes on with, where no other is read.
+    `last` selects the rows to compute in the model's last block, if the readout uses no others.
     """
     return Walk(model, h, at, start, stop, last)
 

@@ -1,10 +1,10 @@
-"""Every table of the papers and of our own evidence, by name.
+"""Tables of the papers and of this project's own evidence, by name.
 
-    sc.experiments.experiments()                       # what there is, and what each asks
-    status = sc.experiments.run("caap", "out/caap")    # out/caap/table.csv; the same call goes on
+    sc.experiments.experiments()                       # names and descriptions
+    status = sc.experiments.run("caap", "out/caap")    # out/caap/table.csv; the same call resumes
 
 base   the registry, and `run`: cells of an experiment on the runner of `sc.bench`
-caap   Background-Aware Relevance Maps (CAAP): every reading of it, and every other method
+caap   Causal Attribution via Activation Patching (CAAP): its variants, and all other methods
 """
 
 import lazy_loader

@@ -157,7 +157,7 @@ def read_table(folder: str | Path) -> Table:
     except (OSError, ValueError, KeyError, TypeError):
         raise BadOption("folder", str(folder), "a folder that an experiment was run in") from None
     if not (finished := _finished(folder, cells)):
-        raise BadOption("folder", str(folder), "one with finished cells of this version")
+        raise BadOption("folder", str(folder), "a folder with finished cells of this version")
     return table_of_rows(found, [*chain(*finished.values())])
 
 

@@ -1,4 +1,4 @@
-"""Background-Aware Relevance Maps (CAAP): its readings on Critters, and every other method.
+"""Causal Attribution via Activation Patching (CAAP): its variants, and other methods on Critters.
 
 caap               every reading of CAAP on 512 test images of `clean` (docs/results/caap.md)
 methods-critters   every method on 256 of them, or 64 where a map takes thousands of forward passes

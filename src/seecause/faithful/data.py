@@ -1,5 +1,5 @@
 """The data of an iFAM network: splits of a dataset, batches in the network's frame, and augmented
-training images in an order that is known in advance.
+training images in a deterministic order.
 
 Augmentation depends on (seed, epoch, sample) alone, not on the reading process or the batch.
 
@@ -121,7 +121,7 @@ def seeded(seed: int, epoch: int, sample: int) -> Iterator[None]:
 # releases whose other split is their test split: validation is cut from this one
 _HELD_OUT = {"imagenet": "train", "pets": "trainval", "food101": "train"}
 _TEST_ONLY = {"imagenet-hard", "imagenet-s", "imagenet9", "waterbird200"}
-_POOL = 4096  # training images of a Critters regime without an end
+_POOL = 4096  # number of training images of an infinite Critters regime
 
 
 def open_split(data: str, split: Split, *, limit: int | None = None) -> Dataset:
@@ -179,7 +179,7 @@ def match_classes(net: IFAM, data: Dataset) -> tuple[Tensor, Tensor | None]:
 
 @dataclass(frozen=True)
 class _Frame:
-    """What `to_batch` asks of a model, for processes that read images."""
+    """The attributes of a model that `to_batch` uses, for processes that read images."""
 
     preprocess: Preprocess
     device: torch.device = torch.device("cpu")  # noqa: RUF009
@@ -238,7 +238,8 @@ class TrainingImages:
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
-    """A permutation that is known in advance, so that a run can be continued anywhere."""
+    """A permutation that depends on seed and epoch alone, so that a run can be continued
+    anywhere."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
 
 
@@ -280,8 +281,8 @@ def read_batches(
 
 @dataclass(frozen=True)
 class _Batches:
-    """Batches by their rows, or the error of ours that reading one raised: torch would turn an
-    error of several arguments into a RuntimeError with a traceback in it."""
+    """Batches by their rows, or the error that reading one raised: torch would turn an error
+    with several arguments into a RuntimeError with a traceback in it."""
 
     data: Any
     collate: Callable[[list[Any]], Any]

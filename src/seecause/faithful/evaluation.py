@@ -2,7 +2,7 @@
 intervention that is given or recommended by validation.
 
 Key points of birds (Kp, NMI and ARI) are those of PDiscoFormer and iFAM, as defined in
-`metrics/keypoints.py`. The regression is fitted on CUB's training images, also where Waterbird200
+`metrics/annotations.py`. The regression is fitted on CUB's training images, also where Waterbird200
 is tested, whose images are CUB's birds on other backgrounds. Tokens that an intervention rejects
 are background in the maps of both sets; a part that is dropped from the mask stays in the maps.
 """
@@ -46,7 +46,7 @@ from seecause.faithful.interventions import (
     try_interventions,
 )
 from seecause.faithful.net import IFAM, By, IFAMOutput, Intervention
-from seecause.files import mend_folder, write_json
+from seecause.files import recover_folder, write_json
 from seecause.loading import ZOO, only_card, read_json, saved
 from seecause.metrics.annotations import (
     Overlap,
@@ -61,7 +61,7 @@ from seecause.models.preprocess import Preprocess
 
 CONFIG, BEST, EVALUATION = "config.json", "best", "evaluation.json"  # files of a training run
 MIXED_SAME, MIXED_RAND = ":mixed_same", ":mixed_rand"  # of ImageNet-9
-TILE = 192  # pixels of a side of a drawing of parts, at least
+TILE = 192  # minimum side in pixels of a drawing of parts
 _ALPHA, _DIM = 0.6, 0.35
 # Okabe and Ito, also for the colour-blind
 _COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#f0e442", "#999999"]
@@ -69,7 +69,7 @@ _COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#
 
 @dataclass(frozen=True, eq=False)
 class Examination:
-    """What a network predicts for N samples, on the CPU."""
+    """Predictions of a network for N samples, on the CPU."""
 
     logits: Tensor  # [N, C]
     stage1: Tensor  # [N, C] the mean vote of the parts
@@ -102,8 +102,8 @@ class Examination:
         return {**numbers, "kept": float(kept.mean()), "empty": float((kept == 0).sum())}
 
     def public_worst(self, name: str) -> dict[str, float]:
-        """`worst_public`, what iFAM's released code reports of a dataset called `name`: the worst
-        of the two minority groups of Waterbirds, or of the classes of MetaShift."""
+        """`worst_public`, the number that iFAM's released code reports for a dataset called `name`:
+        the worst of the two minority groups of Waterbirds, or of the classes of MetaShift."""
         kind, groups = name.partition(":")[0], self.by_group
         if self.groups is None:
             return {}
@@ -237,7 +237,7 @@ def part_image(image: Tensor, maps: Tensor, removed: Sequence[int] = ()) -> Imag
     [K + 1, gh, gw]. Removed parts are dimmed too."""
     scale = max(1, -(-TILE // min(image.shape[1:])))
     raw = _enlarged(image.detach().float().cpu().clamp(0, 1), scale, scale)  # [3, H, W]
-    # patch by patch: smooth outlines would show what is not seen
+    # patch by patch: smooth outlines would show hidden pixels
     winner, background = maps.argmax(dim=0).cpu(), len(maps) - 1
     down, across = raw.shape[1] // winner.shape[0], raw.shape[2] // winner.shape[1]
     label = _enlarged(winner, down, across)  # [H, W]
@@ -274,7 +274,7 @@ class TrainedNetwork:
 
     name: str
     net: IFAM
-    data: str | None = None  # what it was trained on, without the split
+    data: str | None = None  # the training dataset, without the split
     val: str | None = None  # other images to choose interventions by, with their split
     test: str | None = None  # other images to test on, with their split
     run: Path | None = None  # the folder of its training run
@@ -285,7 +285,7 @@ class TrainedNetwork:
         if instead is not None:
             return open_data(instead, limit=limit)
         if self.data is None:
-            expected = "one whose card names its training data, or no interventions"
+            expected = "a network whose card names its training data, or no interventions"
             raise BadOption("network", self.name, expected)
         return open_split(self.data, split, limit=limit)
 
@@ -318,7 +318,7 @@ def open_network(name: str, *, device: str | torch.device = "cpu") -> TrainedNet
         folder, stem = ZOO, builtin
     else:
         folder = Path(name) if run is None else run / BEST
-        mend_folder(folder)
+        recover_folder(folder)
         stem = only_card(folder).stem
     net = saved(folder, stem, kind="builtin model").module
     if not isinstance(net, IFAM):
@@ -376,8 +376,8 @@ def evaluate(
         limit: The number of test images, spread evenly; None: all.
         batch: Images at once.
         workers: Processes that read images.
-        progress: Called with what is done and a total; a context manager that gives a function to
-            be called with the number of images done.
+        progress: Called with a description and a total; returns a context manager that gives a
+            function, which is called with the number of finished images.
 
     Returns:
         An `Evaluation` with `plain` and `changed` numbers by name.
@@ -423,7 +423,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _Test:
-    """What is measured, on which images."""
+    """The measures of a test, and its images."""
 
     network: TrainedNetwork
     images: Dataset
@@ -446,14 +446,14 @@ class _Test:
             crops = RandomCrops(self.images, self.network.net.preprocess)
             row["miou_public"] = self._examine("random crops", crops).table()["miou"]
         if name.startswith("imagenet9:") and name.endswith(MIXED_RAND):
-            # what a background of another class costs
+            # the drop of accuracy on backgrounds of another class
             same = open_data(name.removesuffix(MIXED_RAND) + MIXED_SAME, limit=len(self.images))
             row["background_gap"] = self._examine("examining", same).table()["average"]
             row["background_gap"] -= row["average"]
         return row
 
     def key_points(self) -> dict[str, float]:
-        """Nothing for images without key points."""
+        """Key-point metrics; empty for images without key points."""
         name = keypoint_fit_data(self.images.name)
         if name is None:
             return {}
@@ -463,8 +463,8 @@ class _Test:
     def calibrate(self, quantiles: Sequence[float], by: By) -> None:
         """Thresholds from training images, prepared as test images are.
 
-        Those of all training images are kept in RUN/best. A network that is not a run has its
-        own.
+        Thresholds of all training images are saved in RUN/best. A network without a run keeps the
+        thresholds that it was saved with.
         """
         network, limit = self.network, self.calibration
         known = [network.net.thresholds.get((quantile, by)) for quantile in quantiles]

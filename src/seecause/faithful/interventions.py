@@ -1,5 +1,5 @@
-"""Test-time interventions, which are possible because the mask decides what stage 2 sees
-(arXiv 2506.08915, section 3.4).
+"""Test-time interventions on the mask, which decides what stage 2 reads (arXiv 2506.08915, section
+3.4).
 
     parts      tokens of a misleading part become background; such a part is found by leaving out
                each in turn
@@ -31,7 +31,7 @@ from seecause.models.base import ImageModel
 from seecause.options import Share, checked
 
 log = logging.getLogger(__name__)
-# of images, labels and groups, which may be None or missing; what follows is ignored
+# (images, labels, groups); groups may be None or missing, further items are ignored
 Batches = Iterable[Sequence[Any]]
 
 
@@ -88,7 +88,8 @@ def calibrate(
 
 
 def _threshold(q: float, by: By, scores: np.ndarray) -> float:
-    """From the values of a part's tokens; one that rejects nothing where there are none."""
+    """The threshold from the values of a part's tokens; one that rejects nothing if there are
+    none."""
     level, unseen = (q, np.inf) if by == "distance" else (1 - q, -np.inf)
     return float(np.quantile(scores, level)) if len(scores) else unseen
 
@@ -130,7 +131,7 @@ def intervene(
     if quantile is not None and (quantile, by) not in net.thresholds:
         known = ", ".join(f"{q} by {what}" for q, what in sorted(net.thresholds)) or "none"
         call = f"call calibrate(net, training_images, {quantile}, by={by!r})"
-        raise BadOption("quantile", quantile, f"a calibrated one (known: {known}); {call}")
+        raise BadOption("quantile", quantile, f"a calibrated quantile (known: {known}); {call}")
     with _applied(net, Intervention(dropped, quantile, by)):
         yield net
 
@@ -147,8 +148,8 @@ def _applied(net: IFAM, intervention: Intervention) -> Iterator[None]:
 
 @torch.no_grad()
 def _apply(net: IFAM, intervention: Intervention) -> None:
-    """Buffers are written in place, also with equal values, because views notice by their versions
-    that cached runs are stale."""
+    """Buffers are written in place, also with equal values, because views detect stale caches by
+    tensor versions."""
     net.intervention = intervention
     limits = (0.0,) * net.parts
     if intervention.quantile is not None:

@@ -1,14 +1,14 @@
-"""What iFAM learns from (PDiscoFormer, ECCV 2024; iFAM, arXiv 2506.08915), and at which rates.
+"""Losses of iFAM (PDiscoFormer, ECCV 2024; iFAM, arXiv 2506.08915), and learning rates.
 
 total = c1 CE(parts) + c2 CE(stage 2) + presence + 2 background + total variation + entropy
         + equivariance + orthogonality
 
 The losses that shape parts are on the soft maps A [B, K + 1, gh, gw] of the plain image:
 
-presence         every part is somewhere in the batch    1 - mean_k max_{b, i, j} pool_3x3(A_k)
-background       it is at the border of every image      -log max_ij m_ij pool_3x3(A_bg)
-total variation  maps are of one piece                   differences of neighbours, per patch
-entropy          every patch decides                     -sum_k A_k log A_k
+presence         each part is active in some image       1 - mean_k max_{b, i, j} pool_3x3(A_k)
+background       active near the border of each image    -log max_ij m_ij pool_3x3(A_bg)
+total variation  maps are connected                      differences of neighbours, per patch
+entropy          patches have one clear part             -sum_k A_k log A_k
 equivariance     parts move with the image               1 - cosine(A, A of the warped image, back)
 orthogonality    embeddings of parts, or the prototypes, are decorrelated
 """
@@ -35,7 +35,7 @@ from seecause.models.block import wide
 
 @dataclass(frozen=True, kw_only=True)
 class LossWeights:
-    """Those of the paper. SIIM-ACR takes background=0."""
+    """Weights of the losses, by default those of the paper. SIIM-ACR uses background=0."""
 
     class1: float = 1.0
     class2: float = 1.0
@@ -48,8 +48,8 @@ class LossWeights:
 
 
 class TrainingLosses(nn.Module):
-    """One training step's losses as one module: what DistributedDataParallel wraps, and what every
-    loop calls."""
+    """One training step's losses as one module: which DistributedDataParallel wraps and every
+    training loop calls."""
 
     def __init__(self, net: IFAM, weights: LossWeights | None = None):
         super().__init__()
@@ -84,10 +84,10 @@ def objective(
     moved: Affine | None = None,
     weights: LossWeights | None = None,
 ) -> dict[str, Tensor]:
-    """Every loss by name, unweighted, and their weighted `total`. `moved` is the map that made the
-    images `out.warped_maps` are of."""
+    """Every loss by name, unweighted, and their weighted `total`. `moved` is the affine map
+    that was applied to the images of `out.warped_maps`."""
     weights, embeddings, form = weights or LossWeights(), out.embeddings, net.options.orthogonality
-    if form == "prototypes":  # as if they were the parts of one image
+    if form == "prototypes":  # treated as the parts of one image
         embeddings = wide(net.stage1.prototypes).T[None]  # [1, D, K + 1]
     losses = {
         "class1": F.cross_entropy(out.stage1_logits, labels),
@@ -123,7 +123,7 @@ def background_loss(maps: Tensor) -> Tensor:
     border; logarithms end at -100."""
     pooled = _pooled(maps[:, -1:])[:, 0]
     strongest = (pooled * border(*pooled.shape[1:], like=pooled)).flatten(1).max(dim=1).values
-    # no number fails here otherwise, without a name; the other losses still show it
+    # NaN would raise an unclear error in `binary_cross_entropy`; the other losses still show NaN
     strongest = strongest.nan_to_num(0.0).clamp(0, 1)
     return F.binary_cross_entropy(strongest, torch.ones_like(strongest))
 

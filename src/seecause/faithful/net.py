@@ -227,7 +227,7 @@ class IFAM(nn.Module):
 
         Args:
             images: Normalised images [B, 3, H, W].
-            noise: Keys of what training draws; by default torch's generator decides.
+            noise: Keys of the noise in training; by default from torch's generator.
             warped: Other images [B, 3, H, W] whose `warped_maps` are wanted, for the equivariance
                 loss.
             mask: Patches [B, gh, gw] (bool) that replace the selection.
@@ -402,7 +402,7 @@ class IFAM(nn.Module):
     def _select(self, assigned: Assignment, maps: Tensor, noise: Noise | None) -> Selection:
         if self.intervention and not self.training:
             return select_without(maps, self.removed)
-        if noise is not None and self.options.mask_noise == "own":  # independent of the maps'
+        if noise is not None and self.options.mask_noise == "own":  # independent draws
             maps = part_maps(-assigned.distances, noise.gumbel(Purpose.MASK, maps))
         share, kept = self.options.part_dropout2, None
         if self.training and share > 0 and noise is not None:
@@ -418,7 +418,7 @@ class IFAM(nn.Module):
         if self.architecture is None:
             expected = "how the backbone is built, as IFAM(..., architecture={'library': ...})"
             raise BadOption("architecture", None, expected)
-        # where heads of stage 1 are gone, calibrated distances no longer hold
+        # calibrated distances are not valid after heads of stage 1 were removed
         stale = self.options.stages == 1 and metadata.get("removed")
         card = {
             "name": name,
@@ -465,7 +465,7 @@ def load(folder: str | Path, name: str = "ifam") -> IFAM:
 
 
 def from_card(card: dict[str, Any], state: dict[str, Tensor], source: str) -> Source:
-    """Build a network from its card and its weights (`models/load.py` calls this)."""
+    """Build a network from its card and its weights (called by `loading.py`)."""
     architecture, frame = card["architecture"], card["preprocess"]
     backbone, arguments = architecture["backbone"], dict(architecture["arguments"])
     if card["classes"]:

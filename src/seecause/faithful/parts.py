@@ -1,8 +1,8 @@
 """Stage 1: parts as prototypes (PDiscoFormer, Aniraj et al., ECCV 2024), and the mask they make
 (iFAM, arXiv 2506.08915, section 3).
 
-A patch feature z belongs to part k by its distance to a prototype, and a part is what its patches
-average to:
+A patch feature z belongs to part k by its distance to a prototype, and the embedding of a part is
+the average of its patches:
 
     l_k = -|z - p_k|^2,    A = softmax_k(l + Gumbel noise),    v_k = mean over patches of A_k z
 
@@ -15,9 +15,9 @@ gradient:
 
     hard = [max_k Y_k >= Y_background],    s = hard + S - stop_gradient(S),   S = sum_k Y_k
 
-At test time tokens can be rejected by a limit for each part. A limit is a quantile, usually the
-value of some token, whose last bits change with the batch and the processor, so a token within
-`TIE` of its limit passes.
+At test time tokens can be rejected by a limit for each part. Limits are quantiles, so they often
+equal the value of one token. Tokens within `TIE` of the limit are accepted, so that rounding does
+not change the result.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from seecause._random import bits, lattice
 from seecause.errors import BadOption
 from seecause.models.block import wide, wide_dtype
 
-TIE = 1e-5  # of |z|^2 + |p|^2, whose rounding errors distances and dot products have
+TIE = 1e-5  # tolerance relative to |z|^2 + |p|^2, the scale of rounding errors of distances
 
 
 def dot_products(features: Tensor, prototypes: Tensor) -> Tensor:
@@ -114,12 +114,12 @@ class Assignment(NamedTuple):
 
     @property
     def slack(self) -> Tensor:
-        """How far beyond its limit a token still passes."""
+        """The tolerance of each token's limit."""
         return TIE * (self.distances + 2 * self.dots)
 
 
 class Selection(NamedTuple):
-    """Which tokens stage 2 reads, and what decided it."""
+    """The tokens that stage 2 reads, and the maps that decided it."""
 
     hard: Tensor  # [B, N] bool
     pair: Tensor  # [B, 2, N] the best part and the background
@@ -127,7 +127,7 @@ class Selection(NamedTuple):
 
     @property
     def relaxed(self) -> Tensor:
-        """0 or 1, exactly, with the gradient of S."""
+        """The hard mask, exactly 0 or 1, with the gradient of S (straight-through)."""
         return self.hard.to(self.surrogate.dtype) + (self.surrogate - self.surrogate.detach())
 
 
@@ -185,7 +185,7 @@ def _for_all_parts(limits: Tensor, background: float, like: Tensor) -> Tensor:
 
 
 class Purpose(IntEnum):
-    """What a draw is for: draws of different purposes are independent."""
+    """Purposes of random draws; draws of different purposes are independent."""
 
     MAPS = 1  # Gumbel noise of the part maps
     MASK = 2  # Gumbel noise of the stage-2 mask
@@ -251,7 +251,7 @@ class IFAMOutput:
 
     logits: Tensor  # [B, C] of stage 2, or of the parts where there is one stage
     maps: Tensor  # [B, K + 1, gh, gw] soft part maps, sum to 1
-    mask: Tensor  # [B, gh, gw] bool: what stage 2 reads; with one stage, what belongs to some part
+    mask: Tensor  # [B, gh, gw] bool: patches that stage 2 reads; with one stage, patches of parts
     pair: Tensor  # [B, 2, gh, gw] the best part and the background, which the mask compares
     embeddings: Tensor  # [B, D, K + 1] modulated part embeddings
     part_logits: Tensor  # [B, C, K] the vote of each part

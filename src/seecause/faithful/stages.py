@@ -12,10 +12,10 @@ soft   bias log(f_j + 1e-10): every key is read a little (an ablation)
 
 Views of networks of these stages make every method and metric work on them.
 Two stages: the mask of stage 1 is a fact about tokens (models/block.py), which goes into the blocks
-of stage 2 and hides keys wherever a method puts them. It follows the pixels that a method changes;
-its gradient is not followed. One stage (PDiscoFormer): the shares of a patch in all parts depend on
-that patch alone, so its features times its shares are a row, the mean over patches is the part
-embeddings, and the votes are a head.
+of stage 2 and hides keys wherever a method puts them. It is recomputed when a method changes the
+pixels, but no gradient flows through it. One stage (PDiscoFormer): the shares of a patch in all
+parts depend on that patch alone, so its features times its shares are a row, the mean over patches
+is the part embeddings, and the votes are a head.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _relaxed_grads(
     """Gradients of q [B, H, n, dh], k, v [B, H, T, dh] and of weights [B, T], from the slope at the
     output o."""
     keys = weights[:, None, None]
-    # rounding scores to bfloat16 would tilt every probability
+    # rounding scores to bfloat16 would bias every probability
     scores = (wide(q) @ wide(k).transpose(-1, -2)).mul_(scale)
     total = scores.masked_fill(keys == 0, -torch.inf).logsumexp(dim=-1, keepdim=True)
     odds = scores.sub_(total).clamp_(max=_HOTTEST).exp_()  # a_ij / s_j
@@ -164,8 +164,10 @@ _TOKENS = re.compile(
     r"(^|\.)((cls|class|reg|register|dist|distillation)_(tokens?|embedding)"
     r"|pos(ition|itional)?_embed\w*)(\.weight)?$"
 )
-_STEP = 32  # packed rows come in multiples of at least so many
-_FEW = 512  # so few rows take no longer than fewer would: how many are needed is not asked for
+_STEP = 32  # numbers of packed rows are rounded up to multiples of at least this
+# up to this many rows, all are run and not counted (that would synchronise with the device):
+# smaller batches are not faster
+_FEW = 512
 # parameters that no patch or class token depends on
 _UNUSED = re.compile(r"(^|\.)(pooler|mask_token)(\.|$)")
 
@@ -190,7 +192,7 @@ class Backbone(nn.Module):
 
     @cached_property
     def parts(self) -> Parts:
-        """The view of the native module. It points into that module, so every copy of a tower finds
+        """The view of the native module. It refers to that module, so every copy of a tower makes
         its own."""
         parts = find_parts(self.native)
         if not isinstance(parts, Parts):
@@ -219,7 +221,7 @@ class Backbone(nn.Module):
         return self.parts.native_tokens(images)[:, self.layout(images).patches]
 
     def embed_rows(self, images: Tensor, places: Tensor) -> Tensor:
-        """Tokens `places` [R] of images that lie end to end, as they enter the first block: [R, D].
+        """Tokens `places` [R] of concatenated images, as they enter the first block: [R, D].
         Other patches cost nothing where a token is an affine function of its own pixels."""
         projection = self._projection if len(places) > _FEW else None
         if projection is None:

@@ -58,11 +58,11 @@ LOSSES = ("total", *(loss.name for loss in dataclasses.fields(LossWeights)))
 STEP_COLUMNS = ("epoch", "step", "learning_rate", *LOSSES, "accuracy", "seconds")
 _MEASURED = ("average", "worst", "stage1_average", "auc", "miou", "kept", "empty")
 EPOCH_COLUMNS = ("epoch", "step", *_MEASURED, "best")
-# settings that change no weight, and so may differ when a run is continued
+# settings that change no weight and may differ when a run is continued
 _FREE = ("out", "device", "workers", "log_every", "snapshot_every")
 _REMEDY = "lower learning_rate or head_factor, or use precision='float32', in a new folder."
-LARGE = 384  # pixels of a side from which ImageNet's test images are not cropped
-# called with the steps done, the steps in all, and a line where the log got a row
+LARGE = 384  # ImageNet test images of this side (pixels) or larger are not cropped
+# called with the finished steps, all steps, and a line if a row was logged
 OnStep = Callable[[int, int, str], None]
 
 
@@ -96,7 +96,7 @@ class TrainConfig:
         clip: The largest norm of the gradients.
         precision: "auto" is bfloat16 on GPUs that compute in it, else float32.
         ema: Average the weights, as the paper does on ImageNet.
-        select: What is best on validation: "average" or "worst" accuracy, or "auc".
+        select: Metric of the best epoch: "average" or "worst" accuracy, or "auc".
         augment: See `seecause.faithful.data`.
         seed: Of everything random.
         device: "auto" is a GPU if there is one.
@@ -288,7 +288,7 @@ def train(config: TrainConfig, *, on_step: OnStep = lambda done, total, line: No
 
 @dataclass
 class Position:
-    """How far a run has come: `step` steps in all, `within` of them in this epoch."""
+    """The position of a run: `step` steps in total, `within` of them in this epoch."""
 
     epoch: int = 0
     within: int = 0
@@ -298,7 +298,7 @@ class Position:
 
 
 class Run:
-    """Everything that changes while training."""
+    """The state of a training run."""
 
     def __init__(self, config: TrainConfig, processes: Processes):
         self.config, self.processes, self.folder = config, processes, Path(config.out)
@@ -457,7 +457,7 @@ class Run:
                 torch.save(snapshot, file)
 
     def _restore(self) -> None:
-        """Continue from the snapshot of this very run, if there is one."""
+        """Continue from the snapshot of this run, if there is one."""
         path = self.folder / LAST
         if not path.is_file():
             return

@@ -1,5 +1,5 @@
-"""Which heads of a vision-language model carry the image into its words, from which image tokens
-into which words (head attribution)."""
+"""Head attribution of vision-language models: heads that carry the image into words, from which
+image tokens."""
 
 import lazy_loader
 

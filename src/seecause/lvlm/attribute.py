@@ -5,7 +5,7 @@ beta_n   mean of F over masks with head n on, less the mean with it off, the oth
          (a q-weighted Banzhaf value)
 
 A mask x leaves each entry on with probability 1 - p; F(x) is the response. Two estimators
-(section 3.3):
+(sections 4.1 and A.3):
 
 fit         F(x) ~ x . beta + b, the paper's elastic net on 80 % of the masks; R2 and Pearson's
             correlation on the others
@@ -19,7 +19,7 @@ derivative  beta_n = mean over masks of dF/dm_n at m = s + (1 - 2 s) x. One back
 
 Both compare the coefficients of two halves of the masks (`agreement`).
 
-Whether a ranking of heads holds (section 4.1): heads are switched on, or off, one after the other,
+Whether a ranking of heads is valid (section 4.2): heads are switched on, or off, one by one,
 highest first; x^(k) has the top k on:
 
 faithfulness F(x^(k)) -> 1        k_faith = min {k : F(x^(k)) > 0.8}: the heads that are enough
@@ -68,33 +68,33 @@ MaskCount = Annotated[int, Limit(lambda count: count >= 4, "at least 4 masks")]
 Ablated = Annotated[float, Limit(lambda p: 0 < p < 1, "a share between 0 and 1")]
 
 MASKS: dict[How, int] = {"derivative": 64, "fit": 10_000}
-SOFTEN = 0.1  # of heads, chosen on five images of Critters; image tokens do best without
+SOFTEN = 0.1  # s for heads, tuned on five Critters images; image tokens are best with s = 0
 ALPHA, L1_RATIO, TRAIN = 5e-4, 0.5, 0.8  # the paper's elastic net and its share of training masks
 FAITHFUL, COMPLETE = 0.8, 0.2
-KEPT = 0.05  # a text row is kept if blocking it costs more
-LOW_R2, LOW_AGREEMENT = 0.5, 0.8  # below these a page warns
-ORDERS = 5  # of the random ranking
+KEPT = 0.05  # a text row is kept if blocking it reduces the response by more
+LOW_R2, LOW_AGREEMENT = 0.5, 0.8  # lower values give a warning
+ORDERS = 5  # number of random rankings
 POINTS = 128  # counts of heads at which rankings other than head attribution's are measured
 LENS_HEADS, LENS_WORDS = 5, 10
-_LEAST = 0.05  # F of the chosen heads, below which shares of it are noise
+_LEAST = 0.05  # if F of the chosen heads is lower, shares of it are noise
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which masks are drawn and what is made of them."""
+    """Options of the masks and of the estimate."""
 
     how: How
     masks: int
     p: float
     seed: int
     soften: float = 0.0
-    slopes: int = 0  # how many of the masks, the first ones, derivatives are taken at
+    slopes: int = 0  # number of masks at which derivatives are computed: the first ones
 
     @classmethod
     def of(
         cls, how: How, masks: int | None, p: float, seed: int, *, soften: float = 0.0
     ) -> Sampling:
-        """The usual number of masks where none is given, all of them differentiated."""
+        """Default numbers of masks; with how="derivative" all masks are differentiated."""
         count = MASKS[how] if masks is None else masks
         if how == "fit":
             return cls(how, count, p, seed)
@@ -102,11 +102,11 @@ class Sampling:
 
     @property
     def runs(self) -> int:
-        """Masked runs in all: a derivative runs its masks once more."""
+        """Total number of masked runs; masks with a derivative run twice."""
         return self.masks + self.slopes
 
     def check(self, size: int) -> None:
-        """Refuse too few masks for `size` coefficients."""
+        """Raises if there are too few masks for `size` coefficients."""
         if self.how == "fit" and round(TRAIN * self.masks) <= size:
             expected = f"more than {size / TRAIN:.0f}: {TRAIN:.0%} of the masks must outnumber the"
             expected += f" {size} coefficients; how='derivative' needs fewer"
@@ -131,7 +131,7 @@ def draw_masks(count: int, size: int, *, p: float = 0.75, seed: int = 0) -> Tens
 
 @dataclass(frozen=True, eq=False)
 class Coefficients:
-    """One number for each head or image token (float64, on the CPU), and how far to trust it.
+    """One number for each head or image token (float64, on the CPU), with quality measures.
 
     Attributes:
         coefficients: The estimates.
@@ -140,7 +140,7 @@ class Coefficients:
         pearson: Correlation of these responses with their predictions.
         masks: How many masks were drawn.
         agreement: Correlation of the coefficients of two halves of the masks.
-        standard_error: By how much other masks would change each coefficient.
+        standard_error: Standard error of each coefficient over draws of masks.
         protocol: How the coefficients were computed.
         unseen: The responses [n, 2] behind `r2`, true and predicted.
     """
@@ -167,7 +167,7 @@ def estimate(
     """Coefficients [P] from masks [M, P] and responses [M]: by the mean derivative where the first
     masks have `slopes` [K, P], else by the elastic net."""
     if not all(bool(x.isfinite().all()) for x in (responses, slopes) if x is not None):
-        raise BadOption("responses", "NaN or infinite", "finite ones: the model's logits are not")
+        raise BadOption("responses", "NaN or infinite", "finite values, which need finite logits")
     responses = responses.double().cpu()
     if slopes is None:
         return fit(masks, responses, seed=seed, device=device)
@@ -202,7 +202,7 @@ def mean_derivative(masks: Tensor, responses: Tensor, slopes: Tensor) -> Coeffic
 def fit(
     masks: Tensor, responses: Tensor, *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Coefficients:
-    """The elastic net on 80 % of the masks, drawn by `seed`; judged on the others."""
+    """The elastic net on 80 % of the masks, drawn by `seed`; evaluated on the others."""
     generator = torch.Generator().manual_seed(seed)
     shuffled, fitted = torch.randperm(len(masks), generator=generator), round(TRAIN * len(masks))
     train, test = shuffled[:fitted], shuffled[fitted:]
@@ -239,7 +239,7 @@ def elastic_net(
     net = ElasticNet(
         alpha=ALPHA, l1_ratio=L1_RATIO, fit_intercept=False, precompute=gram.cpu().numpy()
     )
-    with warnings.catch_warnings():  # where masks are few; R2 and agreement tell
+    with warnings.catch_warnings():  # few masks converge slowly; R2 and agreement show it
         warnings.simplefilter("ignore", ConvergenceWarning)
         net.fit((x.double() - mean.cpu()).numpy(), (y - mean_y).numpy())
     coefficients = torch.from_numpy(net.coef_)
@@ -276,11 +276,11 @@ class RankingCurves:
     completeness: Tensor  # [O, P + 1] float64; column k: all but the top k on
 
     def enough(self, level: float = FAITHFUL) -> Tensor:
-        """[O] k_faith: how many heads alone bring more than `level` of the effect."""
+        """[O] k_faith: the number of heads that give more than `level` of the effect alone."""
         return _first(self.faithfulness > level)
 
     def needed(self, level: float = COMPLETE) -> Tensor:
-        """[O] k_comp: how many heads must go until less than `level` of the effect is left."""
+        """[O] k_comp: the number of removed heads that leave less than `level` of the effect."""
         return _first(self.completeness < level)
 
     def rows(self, rows: slice) -> RankingCurves:
@@ -301,8 +301,8 @@ def scan(engine: MaskEngine, orders: Tensor, *, points: int | None = None) -> Ra
 
 
 def curve_counts(size: int, points: int | None = None) -> list[int]:
-    """How many of `size` heads are on at each place of a curve: any number, or about `points` of
-    them, close together where heads are few."""
+    """Numbers of heads at the points of a curve, out of `size`: all, or about `points`, which are
+    denser for few heads."""
     if points is None or points > size:
         return list(range(size + 1))
     return sorted({round(size * (place / (points - 1)) ** 2) for place in range(points)})
@@ -363,7 +363,7 @@ def attribute_heads(
     p: Ablated = 0.75,
     seed: Seed = 0,
 ) -> HeadAttribution:
-    """Estimate the share of the image's effect on the answer that each head brings.
+    """Estimate the share of each head in the image's effect on the answer.
 
     Args:
         engine: One image, one question and one token of the answer.
@@ -410,7 +410,7 @@ def attribute_tokens(
     p: Ablated = 0.75,
     seed: Seed = 0,
 ) -> Coefficients:
-    """Estimate the share of the image's effect on the answer that each image token brings (gamma).
+    """Estimate the share of each image token in the image's effect on the answer (gamma).
 
     Args:
         engine: One image, one question and one token of the answer.
@@ -496,7 +496,7 @@ def _substantial(engine: MaskEngine, response: float) -> float:
 
 @dataclass(frozen=True)
 class HeadWords:
-    """What one head would say alone (logit lens)."""
+    """The words of one head's output by the logit lens."""
 
     layer: int
     head: int
@@ -506,10 +506,10 @@ class HeadWords:
 
 @dataclass(frozen=True, eq=False)
 class TokenTrace:
-    """From which image tokens, into which text rows, through heads x*."""
+    """Image tokens and text rows through which heads x* carry the effect."""
 
     attribution: Coefficients  # of the image tokens, gamma [N]
-    deltas: Tensor  # [T] float64: what blocking each text row costs
+    deltas: Tensor  # [T] float64: reduction of the response when each text row is blocked
     rows: Tensor  # u* [T] bool
     sufficiency: float  # F(x*, u*) / F(x*)
     weighted: Tensor  # w [N] float64 (eq. 13)
@@ -522,18 +522,18 @@ class TokenTrace:
 
 @dataclass(frozen=True, eq=False)
 class AnswerTrace(Result):
-    """Which heads carry the image into one token of an answer, and how well four rankings of them
-    hold; into which text rows and from which image tokens, where these were asked for.
+    """Heads that carry the image into one token of an answer, with the curves of four rankings;
+    text rows and image tokens, if requested.
 
     Attributes:
-        engine: What was asked.
+        engine: The engine with image, question and answer.
         heads: Coefficients of the heads.
         attention: [L, H], attention on the image (eq. 10).
         causal: [L, H], the share of the effect that is lost without one head.
         curves: Faithfulness and completeness of the rankings "hear", "causal", "attention" and
             "random".
         chosen: [L*H] bool, the heads x* that are enough.
-        words: What the top heads would say.
+        words: The logit lens of the top heads.
         tokens: Text rows and image tokens, or None.
     """
 
@@ -594,7 +594,7 @@ class AnswerTrace(Result):
         return save_result(folder, "trace", tensors, card)
 
     def concerns(self) -> list[str]:
-        """What makes the trace less trustworthy, as sentences."""
+        """Warnings about the trace, as sentences."""
         lines = self.engine.concerns()
         fits: dict[str, Coefficients] = {"heads": self.heads}
         if self.tokens is not None:
@@ -635,8 +635,8 @@ def trace_answer(
     seed: Seed = 0,
     tokens: bool = True,
 ) -> AnswerTrace:
-    """Trace one token of an answer: heads, whether their ranking holds, what they would say, and
-    from which image tokens into which text rows.
+    """Trace one token of an answer: heads, curves of their ranking, their logit lens, image tokens
+    and text rows.
 
     Curves are complete for head attribution, whose counts choose x*, and at `POINTS` counts for the
     other rankings.
@@ -648,7 +648,7 @@ def trace_answer(
         masks: How many masks, for heads and for image tokens; None: 64 or 10,000.
         p: The probability that a mask ablates a head or an image token.
         seed: Seed of the masks and of the random ranking.
-        tokens: Whether to trace text rows and image tokens, which takes half the time.
+        tokens: Whether to trace text rows and image tokens too, which doubles the run time.
 
     Returns:
         An `AnswerTrace`.

@@ -1,5 +1,5 @@
-"""The average image: what a head sees when it may not see the image (head attribution, section
-3.1).
+"""The average image, to which an ablated head attends in place of the image (mean ablation; head
+attribution, section A.2).
 
 Keys and values of image tokens, averaged token by token over calibration images. Keys are averaged
 before rotation, so they can be put at any position. Images of different shapes have different
@@ -34,7 +34,7 @@ from seecause.models.block import wide_dtype
 from seecause.options import checked
 
 Size = tuple[int, int]  # height, width
-QUESTION = "What is this?"  # any will do, except where image tokens read it (`with_words_of`)
+QUESTION = "What is this?"  # no effect, unless image tokens read it (`with_words_of`)
 FILE = "bank.safetensors"
 
 
@@ -43,8 +43,8 @@ class MeanBank:
     """The average image, returned by `make_bank`.
 
     Holds sums over calibration images for each layout of image tokens (and, in a prefix language
-    model, each question) met so far; others are made when they are needed, while the images are at
-    hand.
+    model, each question) used so far; others are computed on demand, while the images are
+    available.
 
     Attributes:
         model: Fingerprint of the model.
@@ -96,7 +96,7 @@ class MeanBank:
         return (total / (len(self) - times)).to(lvlm.dtype)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the sums, and what they are of, as safetensors."""
+        """Write the sums and their description as safetensors."""
         if not self.sums:
             remedy = "use it for an image first, or make it with sizes="
             raise BadInput("a bank to save", "it has no average yet", remedy)
@@ -123,8 +123,8 @@ class MeanBank:
 
 
 def key_of(prompt: Prompt) -> str:
-    """What prompts must share to share an average: where image tokens lie, and the words that they
-    read."""
+    """The key of an average, shared by prompts with equal grids of image tokens and equal words
+    that these read."""
     return f"{prompt.tokens} #{digest(repr((prompt.tokens, prompt.read_words)))}"
 
 
@@ -134,7 +134,7 @@ def make_bank(lvlm: LVLM, images: Sequence[Image.Image], *, sizes: Sequence[Size
 
     Args:
         lvlm: A model returned by `sc.lvlm.load` or `sc.lvlm.wrap`.
-        images: PIL images like those the model is asked about, about a hundred of them.
+        images: About a hundred PIL images, similar to the explained ones.
         sizes: Heights and widths of images to prepare for now, such as for a bank that is saved;
             others are prepared when they are needed.
 

@@ -1,4 +1,4 @@
-"""What every mask shares, computed once, and the attention of many masked copies of the text rows.
+"""The cache shared by all masks, and the attention of many masked copies of the text rows.
 
 Everything up to the last image token depends on no mask. The copies differ in which heads see the
 image, so they read two banks of keys and values that all of them share, the image's and the average
@@ -13,7 +13,7 @@ its own text; an image token likewise inside the softmax, by weights of its two 
     o = m merge(image, own text) + (1 - m) merge(average, own text)
     exp(score) times v for the image's key, times 1 - v for the average's
 
-At 0 and 1 both are what a mask does; between, they have a derivative.
+At 0 and 1 both equal the hard mask; between, they can be differentiated.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from seecause.models.block import At, Block, Fn, wide
 from seecause.models.decoder import SWAP, TABLE, Decoder, rotate, run, sees_all_before
 
 _HALF = (torch.float16, torch.bfloat16)
-_AMPERE = (8, 0)  # the first with the fused kernel
+_AMPERE = (8, 0)  # the first compute capability with the fused kernel
 _HOPPER = 9
-_LEAST = 1e-20  # of a soft weight: where it is 0, its logarithm has no derivative
+_LEAST = 1e-20  # lower bound of soft weights: log(0) has no finite gradient
 
 
 def read_shared(
@@ -75,7 +75,8 @@ def text_keep(index: Tensor, prefix: int) -> Tensor:
 
 def blend(own: Part, image: Part, average: Part, choose: Tensor) -> Tensor:
     """Each row and head [B, R, H] takes the image where `choose` says so, else the average; then
-    its own text is merged in. A soft `choose` is a share of the image. [B, R, H, dh]"""
+    its own text is merged in. A soft `choose` is the weight of the image. Returns [B, R, H,
+    dh]."""
     if choose.is_floating_point():
         seeing, blind = (wide(merge_pair(own, part)) for part in (image, average))
         return torch.lerp(blind, seeing, choose[..., None].to(blind)).to(own[0].dtype)
@@ -166,7 +167,7 @@ class _SharedRead(torch.autograd.Function):
 def has_fused_read(q: Tensor) -> bool:
     """Whether rows like q [.., dh] have the fused kernel."""
     if not q.is_cuda:
-        return q.device.type == "cpu"  # elsewhere (mps, xpu) the plain way
+        return q.device.type == "cpu"  # no fused kernel on mps and xpu
     right_width = q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
     new = torch.cuda.get_device_capability(q.device) >= _AMPERE
     return q.dtype in _HALF and right_width and new
@@ -267,8 +268,8 @@ class PrefixCache:
     def read_image(
         self, index: int, q: Tensor, mixed: Mixed | None, *, scale: float, bias: Tensor | None
     ) -> Part:
-        """What rows q of a block see of the image where they may: all of it, or the tokens that are
-        not averaged."""
+        """Attention of rows q of a block to the image: to all of it, or to the tokens that are not
+        averaged."""
         both = (self.image_bank[index], self.average_bank[index])
         if mixed is None:
             return read_shared(q, *both[0], scale=scale, bias=bias)
@@ -281,8 +282,8 @@ class PrefixCache:
         return attend(q, banks, scale=scale)
 
     def bias(self, block: Block, *, rows: int) -> Tensor | None:
-        """What hides keys from the last `rows` rows, [1, 1|H, rows, K]; None where all of them come
-        before every row and nothing else is hidden."""
+        """The bias that hides keys from the last `rows` rows, [1, 1|H, rows, K]; None if all keys
+        come before all rows and no key is hidden."""
         hidden = None if sees_all_before(block) else block.bias(self.at, self.keys_at)
         return None if hidden is None else hidden[:, :, -rows:]
 

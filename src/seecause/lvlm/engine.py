@@ -1,16 +1,17 @@
 """Thousands of masked copies of one answer, from one run of the image (head attribution, sections
-3.1 and 3.2).
+4.1, A.2 and A.3).
 
-A mask says which heads (x), for which text rows (u), see which image tokens (v); what may not see a
-token sees the average image's instead:
+A mask selects heads (x), text rows (u) and image tokens (v); other combinations attend to the
+average image's token instead:
 
     text row i at head n reads image token j where x_n = u_i = v_j = 1, else its average (eq. 8)
     a = logit of the answer - mean logit of the vocabulary,    F = (a - a(0)) / (a(1) - a(0))
 
-Nothing up to the last image token depends on a mask, so it runs once. What remains are the text
-rows of each mask: rows of ordinary matrix products, two shared banks of image keys, and one dot
-product a word instead of logits. Masks that agree in the first blocks share them. Rows of an answer
-look back only, so one run serves every word at the end of the prompt (`words.py`).
+Nothing up to the last image token depends on a mask, so it runs once. Per mask, only the text rows
+are computed: matrix products, attention to two shared key/value banks, and one dot product per
+output token in place of the full vocabulary. Masks that agree in the first blocks share their
+states. Rows of an answer attend to earlier rows only, so one run gives all words at the end of the
+prompt (`words.py`).
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ from seecause.models.block import wide, wide_dtype
 from seecause.models.decoder import sees_all_before
 from seecause.options import Whole, checked
 
-# masks at once, when all text rows run; more is not faster, and thousands divide evenly
+# masks per run of all text rows; more are not faster, and thousands divide evenly
 MOST = {"cuda": 500, "cpu": 64}
-FEW_IMAGES = 20  # calibration images, below which a page warns
+FEW_IMAGES = 20  # fewer calibration images give a warning
 MaskKind = Literal["heads", "text", "image"]
 Read = Callable[[Tensor], Tensor]  # normed states [B, W, D] -> [B, anything]
 
@@ -81,7 +82,7 @@ class Masks:
 
     def shared_layers(self) -> int:
         """How many of the first blocks give every mask the same states: the heads agree, and no row
-        or token mask matters yet. None for soft masks, which have a derivative each."""
+        or token mask matters yet. 0 for soft masks, because each has its own gradient."""
         if self.heads.is_floating_point():
             return 0
         same = (self.heads == self.heads[:1]).flatten(2).all(dim=2).all(dim=0)  # [L]
@@ -92,7 +93,7 @@ class Masks:
 
 @dataclass(frozen=True, eq=False)
 class HeadActivations:
-    """What every head of the intact model does."""
+    """Attention and outputs of every head of the intact model."""
 
     lvlm: LVLM
     attention: Tensor  # [L, H, T, N] of text rows on image tokens
@@ -135,7 +136,7 @@ class MaskedRows:
         self.readouts = torch.stack([lvlm.readout(token) for token in targets])
 
     def protocol(self) -> dict[str, Any]:
-        """What a result must say about how it was computed."""
+        """The settings of the computation, for manifests."""
         lvlm, tokens = self.lvlm, str(self.prompt.tokens)
         return {
             "model": lvlm.name, "fingerprint": lvlm.fingerprint(), "question": self.question,
@@ -145,8 +146,8 @@ class MaskedRows:
         }  # fmt: skip
 
     def concerns(self) -> list[str]:
-        """What makes any answer to this question less trustworthy: words that the model does not
-        know, and an average of few calibration images."""
+        """Warnings for every answer to this question: words that the model does not know, and an
+        average of few calibration images."""
         lines = []
         unknown = self.lvlm.unknown_words(self.question or "")
         if unknown:
@@ -161,7 +162,7 @@ class MaskedRows:
 
     @torch.no_grad()
     def activations(self) -> HeadActivations:
-        """What every head of the intact model does at every text row."""
+        """Attention and outputs of every head of the intact model."""
         cache = self.cache
         everything = cache.at.take(torch.cat([cache.keys_at.index, cache.at.index]))
         attention, outputs = [], []
@@ -218,7 +219,7 @@ class MaskedRows:
             sent[name] = mask.detach().cpu().to(soft or torch.bool)
         counts = {len(mask) for mask in sent.values()} - {1}
         if len(counts) > 1:
-            expected = "as many heads, text and image masks, or one that serves all"
+            expected = "equally many masks of heads, text and image, or one mask for all"
             raise BadOption("masks", sorted(counts), expected)
         sent["heads"] = sent["heads"].unflatten(1, (self.lvlm.n_layers, self.lvlm.n_heads))
         return Masks(**sent)
@@ -229,7 +230,7 @@ class MaskedRows:
         order = masks.order()
         masks, cache = masks.take(order), self._cache_for(masks.text)
         size = width = self._at_once(len(masks), cache, mixed=masks.image is not None)
-        sent = masks.to(self.lvlm.device)  # all at once: a copy for each block would wait
+        sent = masks.to(self.lvlm.device)  # one copy; a copy for each block would synchronise
         # a GPU picks its kernels by shape: the last block is padded, so that all round alike
         pads = self.lvlm.device.type == "cuda"
 
@@ -285,7 +286,7 @@ class MaskedRows:
         return both[..., 0], both[..., 1:]
 
     def _need_gradients(self) -> None:
-        """Refuse a model that loses gradients on the way, which would make slopes wrong."""
+        """Raises for a model that loses gradients, whose slopes would be wrong."""
         if self._differentiable:
             return
         first = self.cache.at.take(self.cache.at.index[:1])
@@ -327,8 +328,8 @@ class MaskedRows:
         return values.expand(len(masks), *values.shape[1:])
 
     def _cache_for(self, text: Tensor | None) -> PrefixCache:
-        """The rows that masks can change: those before the first that may see the image are the
-        same in every mask."""
+        """The cache from the first text row that may see the image; earlier rows are identical for
+        all masks."""
         if text is None:
             return self.cache
         seeing, last = text.any(dim=0), self.n_text - self.n_words  # words are read from here on
@@ -354,7 +355,7 @@ class MaskedRows:
         if gradient:
             states = bytes_each * (20 * width + 5 * hidden) + 60 * width
             held = lvlm.n_layers * (states + 30 * block.heads * self.n_text)
-            # a fused read of the image makes its scores again, one block at a time
+            # the fused kernel stores no scores: its backward pass recomputes them block by block
             return fit(total, rows * (held + 30 * scores * (1 if fused else lvlm.n_layers)), device)
         states = bytes_each * (12 * width + 3 * hidden) + 16 * width
         most = MOST.get(device.type, 64) * self.n_text // rows
@@ -363,7 +364,7 @@ class MaskedRows:
 
 
 def weak(answer: str, moved: float, floor: float) -> BadInput:
-    """The error for an image that hardly changes the answer: shares of so little are noise."""
+    """The error for an image that hardly changes the answer: shares of a small effect are noise."""
     expected = f"at least floor={floor:g}" if floor else "more than 0"
     return BadInput(
         f"answer {answer!r}",
@@ -379,10 +380,9 @@ class MaskEngine(MaskedRows):
         lvlm: A model returned by `sc.lvlm.load` or `sc.lvlm.wrap`.
         image: The image, or a `Prompt` that holds it (then no question is needed).
         question: What is asked about it.
-        bank: The average image, returned by `sc.lvlm.make_bank`: what is seen by heads that may not
-            see this image.
+        bank: The average image, returned by `sc.lvlm.make_bank`, which ablated heads attend to.
         answer: Text or token ids; None: the model's own answer.
-        position: Which token of the answer is explained; those before it are taken as said.
+        position: Index of the explained token of the answer; earlier tokens are given.
         floor: The least effect of the image towards the answer, in logits; None: any effect.
 
     Raises:
@@ -413,7 +413,7 @@ class MaskEngine(MaskedRows):
     ):
         if isinstance(image, Prompt):
             if isinstance(answer, str) or (answer is not None and len(answer) != 1) or position:
-                expected = "None or one token id with a Prompt, which holds what was said before it"
+                expected = "None or one token id with a Prompt, which contains earlier tokens"
                 raise BadOption("answer", answer, expected)
             prompt, shown = image, None
             self.target = int(lvlm.next_logits(image).argmax() if answer is None else answer[0])
@@ -422,7 +422,7 @@ class MaskEngine(MaskedRows):
         else:
             ids = lvlm.answer_ids(image, question, answer, position + 1)
             if position >= len(ids):
-                expected = f"below {len(ids)}, the number of tokens said"
+                expected = f"an index below {len(ids)}, the number of tokens of the answer"
                 raise BadOption("position", position, expected)
             prompt, shown = lvlm.prompt(image, question, ids[:position] or None), image
             self.target = ids[position]
@@ -468,9 +468,9 @@ class MaskEngine(MaskedRows):
         """F [M] of soft masks, entries from 0 to 1, and its derivative with respect to those `of`
         heads [M, L*H], text [M, T] or image [M, N].
 
-        Between 0 and 1 a head brings that share of what it brings with the image, and the rest of
-        what it brings with the average; a text row likewise; an image token's two keys have these
-        weights in the softmax. At 0 and 1, F is that of `evaluate`.
+        Between 0 and 1 the output of a head is a mixture with this weight of its output for the
+        image, and the rest for the average; a text row likewise; an image token's two keys have
+        these weights in the softmax. At 0 and 1, F is that of `evaluate`.
         """
         answers, slopes = super().slopes(heads, text, image, of=of)
         return (answers[:, 0] - self.ablated) / self.span, slopes[:, 0] / self.span

@@ -42,10 +42,10 @@ from seecause.models.decoder import Decoder, norms_of, sees_all_before, with_dee
 from seecause.options import checked
 
 Head = tuple[int, int]  # (layer, head), both from 0
-_SAMPLED = 1024  # values of each weight that the fingerprint reads, or more
-_SIDE = (224, 320)  # height and width of the noise image that a view is verified with
-CALIBRATION = 100  # images
-_START = 1 << 30  # far from any image of Critters that a model is trained or tested on
+_SAMPLED = 1024  # minimum number of values of each weight that the fingerprint reads
+_SIDE = (224, 320)  # height and width of the noise image for the verification
+CALIBRATION = 100  # default number of calibration images
+_START = 1 << 30  # index beyond all Critters images used for training or testing
 
 
 @dataclass(eq=False, kw_only=True, repr=False)
@@ -55,8 +55,8 @@ class LVLM:
     Attributes:
         module: The native model.
         decoder: Its language model, split into blocks.
-        name: What results call the model.
-        processor: The model's own, which turns images and questions into its inputs, or None.
+        name: The name of the model in results.
+        processor: The model's processor, which turns images and questions into inputs, or None.
         template: A text with {image} and {question} in place of the processor's chat template.
     """
 
@@ -101,8 +101,8 @@ class LVLM:
     def prompt(
         self, image: Image.Image, question: str, answer: str | Sequence[int] | None = None
     ) -> Prompt:
-        """The sequence for an image and a question; `answer`, text or token ids, is appended as if
-        already said."""
+        """The sequence for an image and a question; `answer`, text or token ids, is appended to
+        it."""
         _, inputs = self._native(image, question)
         if answer is not None:
             ids = self.answer_ids(image, question, answer)
@@ -123,7 +123,7 @@ class LVLM:
             return prompts.answer_ids(self, image, text, answer)
         expected = "at least one token"
         if answer is None:
-            expected = "a given answer: the model says nothing"
+            expected = "an answer to explain: the model generates no token"
             answer = self.speak(self.prompt(image, question), length)
         if not len(answer):
             raise BadOption("answer", answer, expected)
@@ -197,7 +197,7 @@ class LVLM:
         named = list(self.module.named_parameters())
         state = weights_key(tensor for _, tensor in named)
         if self._named is None or self._named[0] != state:
-            # an odd step comes by every head
+            # an odd step samples every head
             sampled = [x.detach().flatten()[:: x.numel() // _SAMPLED | 1] for _, x in named]
             sampled = [values.to(self.device).double() for values in sampled]
             shapes = repr([(name, list(tensor.shape)) for name, tensor in named])
@@ -207,8 +207,8 @@ class LVLM:
 
 @contextmanager
 def _plain_generation(module: Any) -> Iterator[None]:
-    """Without what a checkpoint sets for `generate`: penalties, beams, sampling. Values that a call
-    leaves out are taken from the module, so that its own settings must be set aside."""
+    """Inside the block, `generate` ignores the checkpoint's settings: penalties, beams, sampling. A
+    call would use them for all values that it does not pass."""
     from transformers import GenerationConfig
 
     own = module.generation_config

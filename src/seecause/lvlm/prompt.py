@@ -1,11 +1,11 @@
-"""An image and a question as the sequence a decoder sees, and where its image tokens lie in the
+"""An image and a question as the sequence of a decoder, and the positions of image tokens in the
 image (head attribution, section 5.2).
 
     [tokens before the image] [image tokens] [text rows: everything after]
 
-Masks say what text rows may see of the image; what comes before it cannot see it, and image tokens
-are left alone. Marks of rows and tiles, or words between two images, have seen a part of them: they
-count as image tokens without a place.
+Masks select the image tokens that text rows attend to; earlier tokens cannot attend to the image,
+and image tokens are unchanged. Marks of rows and tiles, or words between two images, have attended
+to part of the image: they count as image tokens without a position.
 
 In a prefix language model (PaliGemma) image tokens also read the question. There they keep the
 states that they have where everybody sees the image, whatever a mask says to the text rows.
@@ -43,14 +43,14 @@ class Prompt:
     embeddings: Tensor  # [1, S, D] what enters the first block, image features in place
     at: At  # the positions of all S tokens
     image: slice  # the N image tokens
-    tokens: ImageTokens  # and where in the image they come from
+    tokens: ImageTokens  # the grids of the image tokens
     pieces: tuple[str, ...]  # of the text rows, readable
     # [1, N, D] each: added to image rows behind the first blocks
     deepstack: tuple[Tensor, ...] = ()
     # what the native model takes
     inputs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     size: tuple[int, int] | None = None  # height and width of the image
-    prefix: int = 0  # so many first tokens see each other both ways (PaliGemma)
+    prefix: int = 0  # number of first tokens with bidirectional attention (PaliGemma)
 
     @property
     def read_words(self) -> tuple[int, ...]:
@@ -203,7 +203,7 @@ def _prefix_length(inputs: Mapping[str, Any], image: slice) -> int:
 
 
 def _image_places(lvlm: LVLM, inputs: Mapping[str, Any]) -> Tensor:
-    """[S] bool: the image tokens of one sequence, or why it cannot be traced."""
+    """[S] bool: the image tokens of one sequence; raises if it cannot be traced."""
     ids = inputs["input_ids"][0]
     places = ids == lvlm.module.config.image_token_id
     if not bool(places.any()) or inputs.get("pixel_values") is None:
@@ -224,8 +224,8 @@ def _image_places(lvlm: LVLM, inputs: Mapping[str, Any]) -> Tensor:
 
 
 def check_span(lvlm: LVLM, image: slice, length: int, prefix: int = 0) -> None:
-    """Refuse a place of the image that this model cannot have. Windows do not cut the `prefix`,
-    which is read both ways."""
+    """Raises if the model does not support this position of the image. Windows do not cut the
+    `prefix`, which has bidirectional attention."""
     if image.stop == length:
         raise BadInput(
             "a prompt that ends with the image",
@@ -286,8 +286,8 @@ def seen_image(lvlm: LVLM, prompt: Prompt, image: Image.Image) -> Tensor:
         image: The image itself.
 
     Returns:
-        [3, H, W] in [0, 1]: what the model gets where it crops and gets one image, else the image
-        as it is.
+        [3, H, W] in [0, 1]: the crop that the model receives, if it crops and takes one image;
+        otherwise the image itself.
 
     Example:
         >>> import seecause as sc

@@ -9,7 +9,7 @@ Two ways to read the classes:
     name_ll      s_c = mean over t of log p(name_c[t] | image, question, name_c[<t])
     label_token  options are listed as "A. name" lines; log-softmax over the letters alone, where
                  the answer begins. The list is rotated for each of three prompts, so that no class
-                 owns the first place, and log-probabilities are averaged
+                 is always first, and log-probabilities are averaged
 
 It is a view like any other, so audits, head scores, ablation and masks work on it as they are; its
 heads are those of the vision tower. Images enter as one tile in the processor's own frame.
@@ -64,7 +64,7 @@ By = Literal["name_ll", "label_token"]
 LISTED = "{question}\n{options}\nAnswer with the letter of the right option."
 ORDERS = 3  # of the options in a list
 CARD = "seecause-heads.json"
-_CHECKED = 4  # names that the native model is asked about when a classifier is made
+_CHECKED = 4  # number of names for which a new classifier is compared with the native model
 
 
 # Prompts and names as one sequence.
@@ -78,10 +78,10 @@ class SequenceTree:
     positions: Tensor  # [S], of each token in its own sequence
     branch: Tensor  # [S]: 0 in the trunk, then 1, 2, ... by sequence
     trunk: int  # how many tokens all share
-    starts: tuple[int, ...]  # for each sequence, the row its branch begins at
+    starts: tuple[int, ...]  # for each sequence, the first row of its branch
 
     def row(self, sequence: int, place: int) -> int:
-        """Which row the token at `place` of a sequence is."""
+        """The row of the token at index `place` of a sequence."""
         return place if place < self.trunk else self.starts[sequence] + place - self.trunk
 
     def separated(self, blocks: Sequence[Block]) -> list[Block]:
@@ -115,14 +115,14 @@ def sequence_tree(sequences: Sequence[Sequence[int]]) -> SequenceTree:
 
 @dataclass(frozen=True, eq=False)
 class ClassQuery:
-    """One sequence that asks about every class at once, and where the classes are read."""
+    """A sequence that asks for all classes at once, and the rows that give their scores."""
 
     by: By
     question: str
     tree: SequenceTree
-    rows: Tensor  # [R], whose next word is read
-    places: Tensor  # [n], for each value that is read: where in `rows`
-    tokens: Tensor  # [n], and which word
+    rows: Tensor  # [R], rows whose next-token probabilities are read
+    places: Tensor  # [n], for each value that is read: its index in `rows`
+    tokens: Tensor  # [n], and its token
     # [n, C] float64: its share of each class (name_ll); None: orders x classes (label_token)
     share: Tensor | None
     sequences: tuple[tuple[int, ...], ...]  # what the tree holds, one by one
@@ -154,7 +154,7 @@ def ask_names(
                 "another class has the same tokens",
                 "give names that the tokenizer can tell apart",
             )
-    sequences = [(*before, *name[:-1]) for name in names]  # the last token is read, never said
+    sequences = [(*before, *name[:-1]) for name in names]  # the last token is read, not fed
     read, share = [], torch.zeros(sum(map(len, names)), len(classes), dtype=torch.float64)
     for c, name in enumerate(names):
         for t, token in enumerate(name):
@@ -195,7 +195,7 @@ def _query(
     read: Sequence[tuple[int, int, int]],
     share: Tensor | None,
 ) -> ClassQuery:
-    """`read`: sequence, place and next word of everything that is read."""
+    """`read`: sequence, index and next token of every value that is read."""
     tree = sequence_tree(sequences)
     every = torch.tensor([(tree.row(number, place), word) for number, place, word in read])
     rows, places = every[:, 0].unique(return_inverse=True)
@@ -207,7 +207,7 @@ def _query(
 
 @dataclass(eq=False)
 class StatesReadout(Readout):
-    """Hands all states of a vision tower to the rest of the model."""
+    """A readout that passes all states of a vision tower to the rest of the model."""
 
     rest: Callable[[Tensor], Tensor] = same  # states [B, T, D] -> logits [B, C]
 
@@ -220,7 +220,7 @@ class StatesReadout(Readout):
 
 
 def refuse_pooled(pooled: Tensor) -> Tensor:
-    """In place of a head on pooled features, for methods that pool by themselves."""
+    """Raises; stands in for a head on pooled features, for methods that pool by themselves."""
     raise NotDefined(
         "this method",
         "a language model reads the answer from all image tokens, which no pooled features replace",
@@ -362,7 +362,7 @@ def classifier(
     def tokens(text: str, answer: str) -> list[int]:
         return prompts.answer_ids(lvlm, blank, rendered(text), answer, before=prompt(text))
 
-    rendered(question)  # refused before it stands in a longer one
+    rendered(question)  # raises before longer questions contain it
     ask = ask_names if by == "name_ll" else ask_labels
     query = ask(classes, question, prompt, tokens)
     model = _view(lvlm, tower, query, tuple(classes), frame)
@@ -452,7 +452,7 @@ def _native(lvlm: LVLM, query: ClassQuery, images: Tensor, count: int) -> Tensor
 
 
 def _frame(lvlm: LVLM, tower: VisionTower) -> Preprocess:
-    """What the processor does to images, as one tile of the tower's size."""
+    """The preprocessing of images by the processor, as one tile of the tower's size."""
     if lvlm.processor is None:
         raise BadOption("processor", None, "a model wrapped with it: wrap(module, processor)")
     config = json.loads(lvlm.processor.image_processor.to_json_string())

@@ -1,5 +1,5 @@
-"""Every word of an answer in one run: how far the image moves it, which heads carry the image into
-it, and from where.
+"""Trace every word of an answer in one run: the effect of the image on it, the heads that carry it,
+and the image tokens.
 
 A row looks back only, so one masked run of question and answer serves all words, and one backward
 pass for each word gives the derivatives for all heads (`attribute.py`; fits need no backward pass):
@@ -9,7 +9,7 @@ pass for each word gives the derivatives for all heads (`attribute.py`; fits nee
     beta_w   mean over masks of da_w/dm, in logits; divided by a_w(1) - a_w(0) it is what
              `attribute_heads` gives for this word alone. Image tokens likewise
 
-A word with a small gain would have been said of any image.
+A word with a small gain does not depend on the image.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from seecause.models.decoder import ImageTokens
 from seecause.options import Count, Seed, checked
 from seecause.results import Result
 
-LENGTH = 24  # tokens of an answer, at most
-LEAST_SLOPES = 16  # masks at which each word is differentiated, at least
-MOVED = 0.7  # nats: the image makes the word twice as likely, or half
+LENGTH = 24  # maximum number of tokens of an answer
+LEAST_SLOPES = 16  # minimum number of masks at which each word is differentiated
+MOVED = 0.7  # nats, a factor of two in probability
 Source = Literal["image", "without", "against"]
 
 
@@ -97,16 +97,16 @@ class AnswerEngine(MaskedRows):
 
 @dataclass(frozen=True, eq=False)
 class AnswerWords(Result):
-    """What is behind every word (token) of an answer, W of them; effects are in logits.
+    """Causes of every word (token) of an answer with W words; effects are in logits.
 
     Attributes:
         pieces: The words.
         instead: The likeliest word at each place without the image.
         log_seen: [W], log-probability of each word with the image.
-        log_unseen: [W], the same with the average image, after the same words.
-        spans: [W], how far the image moves each word's adjusted logit.
-        heads: [W, L, H], what each head brings of that, with `heads_error`.
-        image: [W, N], what each image token brings of it, with `image_error`.
+        log_unseen: [W], log-probability of each word with the average image, given earlier words.
+        spans: [W], effect of the image on each word's adjusted logit.
+        heads: [W, L, H], part of each head in that effect, with `heads_error`.
+        image: [W, N], part of each image token in it, with `image_error`.
         heads_r2: [W], explained variance on masks not used for the estimate; `image_r2` likewise.
         tokens: Where the image tokens lie.
         protocol: How this was computed.
@@ -144,7 +144,7 @@ class AnswerWords(Result):
         return top_heads(self.heads[word], k)
 
     def numbers(self) -> dict[str, float]:
-        """How many words there are, and how many come from the image or are said against it."""
+        """How many words there are, and how many come from the image or are against it."""
         sources = self.sources()
         counts = {f"words_{name}": float(sources.count(name)) for name in ("image", "against")}
         return {"words": float(len(self)), **counts}
@@ -171,8 +171,8 @@ class AnswerWords(Result):
 
 
 def word_concerns(engine: AnswerEngine, words: AnswerWords) -> list[str]:
-    """What makes a traced answer less trustworthy, as sentences. Of words that the image does not
-    move there is nothing to predict."""
+    """Warnings about a traced answer, as sentences. Words without an effect of the image are not
+    considered."""
     lines = engine.concerns()
     moved = torch.tensor([source == "image" for source in words.sources()])
     for what, r2 in (("heads", words.heads_r2), ("image tokens", words.image_r2)):
@@ -266,7 +266,7 @@ def _effects(
     slopes = None
     if sampling.slopes:
         slopes = engine.slopes(**{of: sampling.softened(masks)}, of=of)[1].double().cpu()
-    units = torch.where(spans == 0, 1.0, spans)  # 1 where the image moves nothing
+    units = torch.where(spans == 0, 1.0, spans)  # 1 where the image has no effect
     fits = []
     for word, unit in enumerate(units):
         own = None if slopes is None else slopes[:, word] / unit

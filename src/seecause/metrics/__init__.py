@@ -1,4 +1,4 @@
-"""How good is a map, and how good is a model? Metrics are functions of tensors.
+"""Metrics of attribution maps and of models, as functions of tensors.
 
     scores = sc.metrics.insertion_deletion(model, images, maps, target)     # Scores
     scores["ins-del"]                                                       # [B]

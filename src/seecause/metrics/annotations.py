@@ -1,4 +1,4 @@
-"""Maps and discovered parts against what people have annotated: object masks, boxes, key points.
+"""Maps and discovered parts against human annotations: object masks, boxes, key points.
 
 Does a map lie on the object? With pixels P, the object's mask M and the map A, higher is better:
 
@@ -17,14 +17,14 @@ Overlap of a mask with the object, of each image or of a whole dataset:
 (`foreground`) is the foreground mIoU of PDiscoFormer and iFAM.
 
 Are discovered parts the parts a person would name? Key points of CUB against part maps (Huang & Li
-2020; PDiscoFormer, Aniraj et al. 2024). The centre of part k is the mean place weighted by its map
-A_k. For each key point, over the images where it is visible: standardise the centres [N, 2K] and
-the key point [N, 2] with the statistics of the fitted images, set the centres of absent parts (max
-A_k <= 0.5) to 0, fit linear least squares without intercept, predict, undo the scaling; the error
-is the mean distance of predicted and true place in units of the object's box. The final number is
-100 times the mean over key points, weighted by how often each is visible; lower is better.
-Agreement is between the part that wins at each visible key point and the number of that key point:
-NMI and ARI (higher is better; 1 is the same partition).
+2020; PDiscoFormer, Aniraj et al. 2024). The centre of part k is the mean position weighted by its
+map A_k. For each key point, over the images where it is visible: standardise the centres [N, 2K]
+and the key point [N, 2] with the statistics of the fitted images, set the centres of absent parts
+(max A_k <= 0.5) to 0, fit linear least squares without intercept, predict, undo the scaling; the
+error is the mean distance of predicted and true position in units of the object's box. The final
+number is 100 times the mean over key points, weighted by how often each is visible; lower is
+better. Agreement is between the part that wins at each visible key point and the number of that key
+point: NMI and ARI (higher is better; 1 is the same partition).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from seecause.metrics.statistics import tie_ends
 from seecause.models.preprocess import Framed, Preprocess
 
 _PIXEL_BYTES = 128  # float64 and int64 values held for each pixel while a map is sorted
-_READ = 16  # images at once
+_READ = 16  # images read at once
 ACTIVE = 0.5  # a part whose map nowhere exceeds this is absent
 
 
@@ -195,7 +195,7 @@ class Marks(NamedTuple):
 
 
 def marks_of(frame: Preprocess, samples: Sequence[Sample]) -> Marks:
-    """Boxes and key points of samples, which are needed."""
+    """Boxes and key points of samples; raises if a sample has none."""
     height, width = frame.size
     boxes, points, seen = [], [], []
     for sample in samples:
@@ -214,8 +214,8 @@ def marks_of(frame: Preprocess, samples: Sequence[Sample]) -> Marks:
 
 
 class Located(NamedTuple):
-    """Parts and key points of N images, float64 on the CPU; places are x, y with (0, 0) and (1, 1)
-    the corners of the object's box."""
+    """Parts and key points of N images, float64 on the CPU; positions are x, y with (0, 0) and
+    (1, 1) the corners of the object's box."""
 
     centers: Tensor  # [N, K, 2]
     active: Tensor  # [N, K] bool
@@ -225,7 +225,7 @@ class Located(NamedTuple):
 
 
 def located(maps: Tensor, marks: Marks, size: tuple[int, int]) -> Located:
-    """Of part maps [B, K + 1, h, w] of images of `size`, on the CPU."""
+    """Locate parts in maps [B, K + 1, h, w] of images of `size`, on the CPU."""
     centers, active = part_centers(maps, size)
     labels = part_labels(maps, size)
     x, y = (
@@ -257,7 +257,8 @@ def part_centers(maps: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Centres x, y [B, K, 2] in pixels of an image of `size`, and whether each part is present [B,
     K], from maps [B, K + 1, h, w].
 
-    As in the public code a cell stands at its upper left corner. A part with no mass lies at 0, 0.
+    As in the public code the position of a cell is its upper left corner. A part with no mass is at
+    0, 0.
     """
     parts = maps[:, :-1].double()
     high, wide = parts.shape[-2:]

@@ -270,8 +270,8 @@ def saco(
     """Do groups of patches matter in the order and proportion that the map claims?
 
     The result [B] goes from -1 to 1. Where the number of patches is no multiple of `groups`, groups
-    differ by one patch: salience is therefore their mean, not their sum. A constant map makes no
-    claim: NaN.
+    differ by one patch: salience is therefore their mean, not their sum. A constant map gives
+    NaN.
     """
     scorer = image_scorer(model, images, target, score=score)
     cells = scorer.cells(maps)
@@ -304,9 +304,9 @@ def random_subsets(share: float, subsets: int, grid: tuple[int, int], seed: int)
 
 
 def exact_sums(values: Tensor, sets: Tensor) -> Tensor:
-    """Sums [B, M] of values [B, N] over sets [M, N] bool, of which equal ones are equal to the last
-    bit: rounding would rank them. Values are taken as whole multiples of so small a part of the
-    largest that float64 holds the sum of all N."""
+    """Sums [B, M] of values [B, N] over sets [M, N] bool, in which equal sums are equal to the
+    last bit: rounding would rank them. Values are taken as whole multiples of so small a part of
+    the largest that float64 holds the sum of all N."""
     values = values.double()
     unit = values.abs().amax(dim=1, keepdim=True) / 2 ** (52 - sets.shape[1].bit_length())
     whole = (values / unit.where(unit > 0, 1)).round()

@@ -1,5 +1,5 @@
-"""Maps against the truth: what each part of a Critter is worth to the model is measured by drawing
-the image again without it.
+"""Maps against the truth: the importance of each part of a Critter for the model is measured by
+rendering the image without it.
 
 The protocol is that of FunnyBirds (Hesse et al. 2023), on crest, wings, tail and feet (the body is
 the same for all classes and is always drawn). All 16 sets of visible parts are rendered for each
@@ -61,7 +61,7 @@ REMOVABLE = PARTS[1:]
 # which parts are removed; the first set removes none
 SETS = tuple(itertools.product((False, True), repeat=len(REMOVABLE)))
 DILATION = 5
-NEGLIGIBLE = 0.05  # of the target logit
+NEGLIGIBLE = 0.05  # smaller drops, relative to the target logit, count as none
 THRESHOLDS = torch.linspace(0.01, 0.5, 80, dtype=torch.float64)
 
 
@@ -145,7 +145,7 @@ def part_truth(
 
     Args:
         model: A classifier of Critters.
-        latents: What was drawn.
+        latents: The latents of the images.
         explain: The method: images, target -> maps.
         truth: The result of `measure_truth`, to share it between methods.
 
@@ -297,7 +297,7 @@ def _pair(creature: int) -> tuple[int, int]:
 
 
 def _set_index(gone: Tensor) -> Tensor:
-    """The place in SETS of parts removed [..., P] bool."""
+    """The index in SETS of parts removed [..., P] bool."""
     return (gone.long() * 2 ** torch.arange(len(REMOVABLE) - 1, -1, -1)).sum(dim=-1)
 
 

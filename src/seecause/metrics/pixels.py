@@ -29,8 +29,8 @@ Order = Literal["pixel", "patch"]
 Steps = Literal["rise", "patch"] | int
 Fill = float | Literal["mean"]
 
-RISE_ROWS = 8  # rows of pixels in one of RISE's batched steps
-WINDOW, SIGMA = 11, 5.0  # of the blur
+RISE_ROWS = 8  # rows of pixels per step of RISE's code
+WINDOW, SIGMA = 11, 5.0  # window and deviation of the blur in pixels
 
 
 def to_pixels(maps: Tensor, size: tuple[int, int]) -> Tensor:
@@ -80,13 +80,13 @@ def checked(maps: Tensor) -> Tensor:
 def importance_ranks(
     maps: Tensor, size: tuple[int, int], grid: tuple[int, int], order: Order = "pixel"
 ) -> tuple[Tensor, int]:
-    """The place [B, H, W] (int32, 0 = most important) of each pixel, and how many places there are.
+    """The rank [B, H, W] (int32, 0 = most important) of each pixel, and the number of ranks.
 
-    By pixel, or by patch: then all pixels of a patch share its place. Equal values follow raster
-    order.
+    Ranks are by pixel, or by patch: then all pixels of a patch share its rank. Equal values follow
+    raster order.
     """
     values = to_pixels(maps, size) if order == "pixel" else to_grid(maps, size, grid)
-    places = (-values.flatten(1)).argsort(dim=1, stable=True)  # [B, P]: the pixel at each place
+    places = (-values.flatten(1)).argsort(dim=1, stable=True)  # [B, P]: the pixel at each rank
     count = places.shape[1]
     index = torch.arange(count, dtype=torch.int32, device=values.device).expand_as(places)
     ranks = torch.empty_like(places, dtype=torch.int32).scatter_(1, places, index)
@@ -96,10 +96,10 @@ def importance_ranks(
 def thresholds(
     count: int, size: tuple[int, int], grid: tuple[int, int], steps: Steps = "rise"
 ) -> Tensor:
-    """How many of `count` places are taken after each step, [n + 1], from 0 to all.
+    """The number of `count` ranks that are taken after each step, [n + 1], from 0 to all.
 
     `rise`: as many as cover 8 rows of pixels (28 steps at 224 px); `patch`: as many as cover one
-    patch; the last step may be short. A number: that many steps, as even as whole places allow.
+    patch; the last step may be short. A number: that many steps, as even as possible.
     """
     if isinstance(steps, int):
         if not 2 <= steps <= count:
@@ -176,7 +176,7 @@ class ImageScorer:
 
     def mixed(self, start: Tensor, goal: Tensor, places: Tensor, taken: Tensor) -> Tensor:
         """Scores [B, n] of images between `start` and `goal` [B, 3, H, W]: pixels at the first
-        `taken` [n] of their places [B, H, W] are the goal's."""
+        `taken` [n] of their ranks [B, H, W] are the goal's."""
         taken = taken.to(places.device)
 
         def changed(image: Tensor, step: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ def image_scorer(
 
 
 def filled(images: Tensor, fill: Fill) -> Tensor:
-    """What takes the place of removed pixels, [B, 3, H, W]: a constant in normalised units (0 is
+    """The fill of removed pixels, [B, 3, H, W]: a constant in normalised units (0 is
     the mean colour of the model's training data), or each image's own mean colour."""
     if fill == "mean":
         return images.mean(dim=(-2, -1), keepdim=True).expand_as(images)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 Explain = Callable[[Tensor, Spec], Tensor]  # images, target -> maps [B, gh, gw] or [B, H, W]
 Attribute = Callable[[ImageModel, Tensor, Spec], Tensor]  # a method that can be given another model
-Direction = Literal["higher", "lower"]  # is better
+Direction = Literal["higher", "lower"]  # which values are better
 HOMES = {  # in the order of lists and tables
     "insertion-deletion": "seecause.metrics.faithfulness",
     "perturbation": "seecause.metrics.faithfulness",
@@ -51,11 +51,11 @@ HOMES = {  # in the order of lists and tables
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What a metric returns.
+    """The result of a metric.
 
     Attributes:
         columns: One number for each image, [B], by column; NaN for an image that was skipped.
-        details: What the columns were computed from, such as curves [B, n + 1].
+        details: Intermediate values of the columns, such as curves [B, n + 1].
         protocol: The options that decide the numbers.
     """
 
@@ -73,7 +73,7 @@ class Scores:
 
 @dataclass(frozen=True, eq=False)
 class MetricInputs:
-    """What metrics may ask for. A metric that needs a field that is None is refused."""
+    """The inputs of metrics. A metric that needs a field that is None raises."""
 
     model: ImageModel | None = None
     images: Tensor | None = None
@@ -85,7 +85,7 @@ class MetricInputs:
     latents: Latents | None = None  # of a dataset whose samples can be drawn again
 
 
-_NEEDS = ("masks", "model", "explain", "attribute", "latents")  # what not every runner has
+_NEEDS = ("masks", "model", "explain", "attribute", "latents")  # inputs that may be missing
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Metric:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Of masks, model, explain, attribute and latents: what it cannot do without."""
+        """The required inputs among masks, model, explain, attribute and latents."""
         return tuple(name for name in _NEEDS if name in self.takes)
 
     @property
@@ -181,7 +181,7 @@ def measure(name: str, inputs: MetricInputs, **options: Any) -> dict[str, Tensor
 
     Args:
         name: A name from `metrics()`.
-        inputs: What the metric needs.
+        inputs: The inputs of the metric.
         **options: Options of the metric.
 
     Returns:

@@ -41,7 +41,7 @@ from seecause.target import Spec
 def random_logit(
     model: ImageModel, images: Tensor, explain: Explain, target: Spec = None, *, seed: int = 0
 ) -> Scores:
-    """Is the map of another class the same? Then it does not depend on the class.
+    """Similarity of maps of two classes: high if maps do not depend on the class.
 
     The other class is drawn once, the same step away from each image's own.
     """
@@ -75,7 +75,8 @@ def parameter_randomisation(
     *,
     seed: int = 0,
 ) -> Scores:
-    """Is the map the same where weights are redrawn? Then it does not depend on what was learned.
+    """Similarity of maps of the model and of randomised copies: high if maps do not depend on
+    weights.
 
     `attribute(model, images, target)` explains the model and each randomised copy, one for each
     layer; in the last one all layers are redrawn.

@@ -1,4 +1,4 @@
-"""How good are a model's predictions, and how sure is a mean over images?
+"""Accuracy and calibration of predictions, and errors of means over images.
 
 Accuracy by group: an average hides the groups that a shortcut fails. Two numbers go by the name
 "adjusted average" and are told apart here: `train_weighted_average` weighs the groups of the test
@@ -13,7 +13,7 @@ on ImageNet-9, whose nine classes each gather some of ImageNet-1k's. An ImageNet
 the class its largest logit belongs to; 630 of 1,000 classes belong to none (-1) and are always
 wrong.
 
-Does a classifier know how sure it may be? Lower is better:
+Calibration of a classifier; lower is better:
 
     NLL = -log p(y | x)
     ECE = sum_b n_b / n |accuracy_b - confidence_b|          (Naeini et al. 2015; Guo et al. 2017)
@@ -39,10 +39,10 @@ from seecause.errors import BadOption
 
 Group = tuple[int, ...]
 NINE = 9  # classes of ImageNet-9
-_DRAWS = 10_000  # resamplings of the bootstrap
+_DRAWS = 10_000  # number of resamplings of the bootstrap
 _DRAWN_AT_ONCE = 4_000_000  # numbers drawn at once by the bootstrap
-_CACHED = 8_000_000  # weights of its resamplings that are kept for the next column
-_EACH_IMAGE = 10_000  # images up to which they are resampled
+_CACHED = 8_000_000  # maximum number of cached resampling weights
+_EACH_IMAGE = 10_000  # maximum number of images for the bootstrap
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class GroupAccuracy:
 
     @property
     def average(self) -> float:
-        """Over samples, as the test set has them."""
+        """The mean accuracy over samples of the test set."""
         return float(self.right.sum()) / float(self.total.sum())
 
     @property
@@ -91,12 +91,12 @@ class GroupAccuracy:
 
     @property
     def unweighted_average(self) -> float:
-        """Over groups, each the same."""
+        """The mean accuracy over groups with equal weights."""
         return float(self.accuracy.mean())
 
     def train_weighted_average(self, train: Mapping[Group, float]) -> float:
-        """Over groups, each as often as training met it: `train` holds counts or probabilities. A
-        group met there must have been tested."""
+        """The mean accuracy over groups, weighted by their frequency in training: `train` has
+        counts or probabilities. All of these groups must occur in the test set."""
         untested = [g for g, share in train.items() if share > 0 and g not in self.groups]
         if untested:
             raise BadOption("train", f"groups {untested}", "only groups that the test set has too")
@@ -133,7 +133,7 @@ def group_accuracy(right: Tensor, groups: Tensor | Sequence[Group | None]) -> Gr
     codes = torch.as_tensor(groups).cpu()
     codes = codes[:, None] if codes.ndim == 1 else codes
     if len(right) == 0 or len(codes) != len(right):
-        expected = f"one for each of the {len(right)} samples, and at least one"
+        expected = f"a group for each of the {len(right)} samples, and at least one sample"
         raise BadOption("groups", f"{len(codes)} of them", expected)
     names, member = codes.unique(dim=0, return_inverse=True)
     return GroupAccuracy(
@@ -144,8 +144,8 @@ def group_accuracy(right: Tensor, groups: Tensor | Sequence[Group | None]) -> Gr
 
 
 def clopper_pearson(right: Tensor, total: Tensor) -> Tensor:
-    """The exact 95 % interval of a share, [..., 2]: it covers the truth at least as often as
-    promised, also for few samples and none right."""
+    """The exact 95 % interval of a share, [..., 2]: its coverage is at least 95 %, also for few
+    samples and no correct prediction."""
     from scipy.stats import beta
 
     k, n = right.double().cpu().numpy(), total.double().cpu().numpy()
@@ -173,7 +173,7 @@ def in9_right(logits: Tensor, labels: Tensor, mapping: Tensor | None = None) -> 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """What each bin holds: how many images [bins], and their mean confidence and accuracy [bins]
+    """For each bin: the number of images [bins], and their mean confidence and accuracy [bins]
     float64 (NaN for an empty bin)."""
 
     count: Tensor
@@ -239,7 +239,7 @@ def auroc(logits: Tensor, labels: Tensor) -> float:
 @dataclass(frozen=True)
 class Summary:
     """A mean over images. The standard error is the sample deviation (n - 1) over sqrt(n): NaN
-    below two images, for one says nothing of others."""
+    for fewer than two images."""
 
     mean: float
     standard_error: float
@@ -268,8 +268,8 @@ def summarise(values: Tensor) -> Summary:
 
 
 def standard_error(values: Tensor) -> Tensor:
-    """Of the mean over the first dimension of values [B, ...], from the sample deviation; NaN below
-    two images."""
+    """The standard error of the mean over the first dimension of values [B, ...], from the sample
+    deviation; NaN for fewer than two images."""
     if len(values) < 2:
         return values.new_full(values.shape[1:], torch.nan)
     return values.std(dim=0, correction=1) / len(values) ** 0.5
@@ -283,8 +283,8 @@ def error_text(error: float, digits: int) -> str:
 def paired_difference(first: Tensor, second: Tensor) -> Summary:
     """The mean of `first - second`, image by image.
 
-    Images vary far more than methods do, so this is much sharper than comparing two means with
-    their own errors.
+    Images vary more than methods, so its error is smaller than that of a difference of two
+    means.
 
     Args:
         first: One number for each image, [B].
@@ -385,7 +385,7 @@ def _resampled_means(numbers: Tensor) -> Tensor:
 
 
 def _resampled(count: int) -> Iterator[Tensor]:
-    """Places [n, count] of all resamplings, some at a time."""
+    """Indices [n, count] of all resamplings, some at a time."""
     generator = torch.Generator().manual_seed(0)
     rows = max(1, _DRAWN_AT_ONCE // count)
     for start in range(0, _DRAWS, rows):

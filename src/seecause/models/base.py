@@ -1,9 +1,9 @@
 """The base class of model views: a native module with its preprocessing and class names.
 
-Views run under the conditions of the verified wrap. Dropout makes maps random and autocast shifts
-them, both silently. `eval_mode` switches them off for the time of a run and then restores what was
-set, so that a view can be made of a model that is being trained, though not while another thread
-trains it.
+Views run under the conditions of the verified wrap. Dropout makes maps random and autocast changes
+them, both without an error. `eval_mode` switches them off for the time of a run and then restores
+what was set, so that a view can be made of a model that is being trained, though not while another
+thread trains it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from seecause.models.dense import Aim
 
 F = TypeVar("F", bound=Callable[..., Any])
-# prompt: a vision-language model that is asked for classes
+# prompt: a vision-language model that predicts classes by prompts
 Architecture = Literal["transformer", "staged", "dense", "prompt"]
 
 
@@ -74,11 +74,12 @@ class ImageModel:
 
     @property
     def aimed(self) -> bool:
-        """Whether the view predicts one row; a detector is aimed at a box first (dense.py)."""
+        """True if the model returns one vector of logits per image. False for detectors and
+        segmentation models until `aim` has selected a box or a region (dense.py)."""
         return True
 
     def aim(self, image: Tensor, spec: Any = None) -> Aim:
-        """The row of a prediction that a target names in one image [1, 3, H, W], as a view."""
+        """A view that predicts only the output that a target selects in one image [1, 3, H, W]."""
         raise NotImplementedError
 
     @property
@@ -111,20 +112,21 @@ class ImageModel:
 
     @property
     def readout_name(self) -> str:
-        """What the classifier reads, for manifests."""
+        """The pooled features that the classifier reads, for manifests."""
         raise NotImplementedError
 
     def forward_bytes(self, layout: TokenLayout) -> int:
-        """A working estimate of what one image's run holds at its widest."""
+        """An estimate of the peak memory of a run on one image, in bytes."""
         raise NotImplementedError
 
     def eval_mode(self, *, frozen: bool = False) -> AbstractContextManager[None]:
-        """Eval mode, without autocast and outside of inference mode, and with `frozen` parameters
-        that learn nothing; what the caller had set comes back."""
+        """Eval mode, without autocast and outside of inference mode; with `frozen`, parameters do
+        not require gradients. Afterwards all settings of the caller are restored."""
         return eval_mode(self._modules(), self.device, frozen=frozen)
 
     def check(self, images: Tensor) -> TokenLayout:
-        """The layout for these images, or what is wrong with them, or with how they would run."""
+        """The token layout for these images; raises if the images or the conditions of the run are
+        not valid."""
         check_eval_mode(self._modules(), self.device)
         if list(map(id, self.wrapped)) != list(map(id, parts_of(self._modules()))):
             raise NotDefined(  # the view would still run the old layer
@@ -189,7 +191,7 @@ class ImageModel:
             having = [i for i, known in enumerate(synonyms) if wanted in known]
         if len(having) > 1:
             listed = ", ".join(map(str, having))
-            raise BadOption("class", name, f"an index: classes {listed} are all called so")
+            raise BadOption("class", name, f"an index, since classes {listed} share this name")
         if not having:
             hint = (
                 f"Give an index (0-{self.n_classes - 1}), or see `seecause doctor --list-classes`."
@@ -209,7 +211,7 @@ class ImageModel:
         return weights_key(self.tensors())
 
     def forget(self) -> None:
-        """Drop what is cached between calls (runs of blank images, the fingerprint)."""
+        """Clear all caches (runs of blank images, the fingerprint)."""
         self.memo.clear()
 
     def fingerprint(self) -> str:
@@ -222,7 +224,7 @@ class ImageModel:
     def weights_digest(self, name: str = "") -> str:
         """A digest of all tensors that decide predictions: the state dict, and buffers that it
         leaves out."""
-        total = hashlib.sha256(name.encode())  # not `files.digest`: published results name these
+        total = hashlib.sha256(name.encode())  # not `files.digest`: published results have these
         saved = [module.state_dict() for module in self._modules()]
         unsaved = [
             {name: b for name, b in module.named_buffers() if name not in state}
@@ -288,14 +290,14 @@ def in_eval_mode(function: F) -> F:
 
 
 def check_eval_mode(modules: Sequence[nn.Module], device: torch.device) -> None:
-    """Refuse a model that would not compute what was verified."""
+    """Raises if the model would not compute what was verified."""
     if any(part.training for part in parts_of(modules)):
         raise BadOption(
             "training mode", True, "eval mode: dropout makes results random, so call module.eval()"
         )
     if torch.is_autocast_enabled(device.type):
         raise BadOption(
-            "autocast", True, "none: to compute in half precision, load with dtype='bfloat16'"
+            "autocast", True, "False: to compute in half precision, load with dtype='bfloat16'"
         )
 
 
@@ -373,7 +375,7 @@ def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:
 
 
 def library_versions() -> dict[str, str]:
-    """Of Python, this package and the libraries that decide numbers."""
+    """Versions of Python, this package and the libraries that change results."""
     return {
         "python": platform.python_version(),
         "seecause": __version__,
@@ -381,7 +383,7 @@ def library_versions() -> dict[str, str]:
     }
 
 
-_version = lru_cache(version)  # a file for each
+_version = lru_cache(version)  # each call would read a file
 
 
 def pixels_digest(images: Tensor, before: str = "") -> str:
@@ -395,7 +397,7 @@ def pixels_digest(images: Tensor, before: str = "") -> str:
     return before
 
 
-_FOLDED = 64  # images at once
+_FOLDED = 64  # images hashed at once
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

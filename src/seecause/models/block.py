@@ -1,18 +1,18 @@
-"""Which tokens there are, and one transformer block, split where interventions happen.
+"""The layout of tokens, and a transformer block that is split where interventions happen.
 
     qkv -> attend -> finish
 
 Nothing is re-implemented: every field holds a native module, or a short chain of native modules.
-Both halves work on any set of rows (tokens), so an engine can run a few rows against keys that come
-from another run.
+Both halves work on any set of rows (tokens), so an engine can run a few rows against keys of
+another run.
 
 A block may read facts about tokens beside their states (`At.facts`) and hide keys by them, token by
-token and head by head. Keys get one more lane that holds 0 or a large negative number, and queries
-a 1 there, so hidden keys weigh exactly nothing:
+token and head by head. Keys get an extra channel with 0 or a large negative number, and queries
+a 1 there, so hidden keys have weight 0 exactly:
 
     q' = [q, 1, 0 ...],    k' = [k, 0 or HIDDEN, 0 ...],    v' = [v, 0 ...]
 
-So visibility goes with the keys wherever another run borrows them, and fused attention stays.
+So visibility is part of the keys, also in other runs that use them, and fused attention works.
 
 `slice_heads` cuts heads out of the attention of a native block, in place: rows of Q, K and V and
 columns of O. The bias of O belongs to no head and stays. Projections are found by structure, since
@@ -39,7 +39,7 @@ from seecause.errors import UnsupportedModel
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The one rule about precision: float64 stays, everything else is scored in float32."""
+    """The dtype of scores: float64 for float64, float32 for all others."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -77,7 +77,7 @@ def spread_out(patches: Tensor, size: tuple[int, int]) -> Tensor:
 class TokenLayout:
     """The order of tokens: `prefix` special ones, then the patch grid row by row.
 
-    Of a film the grid holds the frames' grids one below the other, at so many `times`.
+    For video, `grid` stacks the grids of all time steps vertically; `times` is their number.
     `class_index`, `distill_index` and `registers` are positions inside the prefix.
     """
 
@@ -130,10 +130,10 @@ class TokenLayout:
 
 @dataclass(frozen=True, eq=False)
 class At:
-    """Which tokens some rows are: index [R] or [B, R] into the sequence of `layout`.
+    """The tokens of some rows: index [R] or [B, R] into the sequence of `layout`.
 
     `memo` lets rotary tables be computed once per run; rows taken from one run share it. `facts`
-    are what blocks may know about the tokens of each image beside their states (block.py).
+    are properties of the tokens of each image that blocks may use beside their states.
     """
 
     index: Tensor
@@ -178,7 +178,7 @@ class At:
 
 Fn = Callable[[Tensor], Tensor]
 Project = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
-LANES = 8  # fused kernels want head widths in eights
+LANES = 8  # extra channels: fused kernels need head widths that are multiples of 8
 
 
 def same(x: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ def same(x: Tensor) -> Tensor:
 
 
 def chain(*steps: Fn) -> Fn:
-    """Native modules one after the other, without those that do nothing."""
+    """Native modules in sequence, without identities."""
     steps = tuple(step for step in steps if not isinstance(step, nn.Identity))
 
     def run(x: Tensor) -> Tensor:
@@ -219,8 +219,8 @@ def times(owner: Any, name: str) -> Fn:
 class Block:
     """A block `h + scale1(mix(attention(norm(h))))`, then `+ feed(.)`, in native parts.
 
-    `native` is the module whose output equals this block's output; the verified wrap listens there.
-    Its weights are in `owner`.
+    `native` is the module whose output must equal this block's output; `verify` puts a forward hook
+    on it. Its weights are in `owner`.
     """
 
     name: str
@@ -237,11 +237,11 @@ class Block:
     k_norm: Fn = same
     rotate: Callable[[Tensor, At], Tensor] | None = None  # [B, H, R, dh] and its positions
     additive: Callable[[At, At], Tensor | None] | None = None  # attention bias for (rows, keys)
-    # what facts about rows [B, R, F] add to their queries and keys, [1|B, R, 1|H, n] each
+    # extra channels of queries and keys, [1|B, R, 1|H, n] each, from the facts [B, R, F] of tokens
     lanes: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     sub_norm: Fn = same  # between heads and output projection, [B, R, H*dh]
     branch: Fn = same  # LayerScale or post-norm of the attention branch
-    # the native block with the weights, where `native` is only a place to listen
+    # the module that owns the weights, if `native` is only a hook point (`nn.Identity`)
     holder: nn.Module | None = None
 
     def __post_init__(self) -> None:
@@ -269,7 +269,7 @@ class Block:
         return self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2), v.transpose(1, 2)
 
     def bias(self, rows: At, keys: At) -> Tensor | None:
-        """What is added to the scores of `rows` against `keys`: [1|B, 1|H, R, K], or None."""
+        """The bias of the scores of `rows` against `keys`: [1|B, 1|H, R, K], or None."""
         return None if self.additive is None else self.additive(rows, keys)
 
     def finish(self, h: Tensor, o: Tensor, gate: Tensor | None = None) -> Tensor:
@@ -280,15 +280,15 @@ class Block:
         return self.close(h, self.carried(h, o), gate)
 
     def carried(self, h: Tensor, o: Tensor) -> Tensor:
-        """What each head brings to the output projection, [B, R, H, dh]: the first half of
-        `finish`. Removing a head is exact here."""
+        """The input of each head to the output projection, [B, R, H, dh]: the first half of
+        `finish`. Zeroing it removes the head exactly."""
         if self.lanes is not None:
             o = o[..., : self.head_dim]
         return self.sub_norm(o.flatten(2)).unflatten(2, (self.heads, self.head_dim))
 
     def close(self, h: Tensor, carried: Tensor, gate: Tensor | None = None) -> Tensor:
-        """The second half: rows h [B, R, D] and what their heads carry [B, R, H, dh] -> the block's
-        output [B, R, D]."""
+        """The second half of `finish`: rows h [B, R, D] and inputs of their heads to the output
+        projection [B, R, H, dh] -> the block's output [B, R, D]."""
         carried = carried if gate is None else carried * gate[..., None]
         middle = h + self.branch(self.mix(carried.flatten(2)))
         return middle + self.feed(middle)
@@ -314,7 +314,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = N
     ).transpose(1, 2)
 
 
-HIDDEN = -3e4  # the largest that float16 holds comfortably; exp(scale * HIDDEN) is exactly 0
+HIDDEN = -3e4  # within the range of float16; exp(scale * HIDDEN) is exactly 0
 
 
 def hiding(block: Block, hides: Callable[[Tensor], Tensor] = same) -> Block:
@@ -339,7 +339,7 @@ def apart(q: Fn, k: Fn, v: Fn, head_dim: int) -> Project:
 
 
 def packed(attention: Any) -> dict[str, Any]:
-    """What a `Block` needs of `nn.MultiheadAttention` and its relatives. That never calls its
+    """Arguments of `Block` for `nn.MultiheadAttention` and its subclasses. These never call their
     output projection as a module, so hooks there never fire; weights are read at each call."""
     return {
         "heads": attention.num_heads,
@@ -422,7 +422,7 @@ def zero_heads(block: Any, heads: Sequence[int], *, of: int) -> None:
 
 
 def columns(heads: Sequence[int], head_dim: int) -> Tensor:
-    """The places of `heads` among H * dh features."""
+    """The indices of the features of `heads` among H * dh."""
     first = torch.tensor(list(heads), dtype=torch.long)[:, None] * head_dim
     return (first + torch.arange(head_dim)).flatten()
 

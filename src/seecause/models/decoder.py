@@ -1,5 +1,5 @@
-"""The language decoder of a transformers vision-language model, as blocks: Llama, Qwen, Gemma, GLM
-and their like.
+"""The language decoder of a transformers vision-language model (Llama, Qwen, Gemma, GLM and
+similar) as blocks.
 
     embeddings (words and image) -> blocks, causal, rotary -> norm -> vocabulary
 
@@ -73,7 +73,7 @@ def few_image_readers(
 
 
 def restrict(model: Any) -> Any:
-    """Switch the restriction on, in place, by the heads in the model's configuration."""
+    """Restrict attention, in place, to the image readers in the model's configuration."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -112,7 +112,7 @@ FAMILIES = {
 }
 _CROSS = "words read its image by cross-attention, not as tokens of the sequence"
 _DISCRETE = "its image is words of a code book, not image tokens"
-# known and refused, and why
+# classes that are refused, with the reason
 REFUSED = {
     "MllamaForConditionalGeneration": _CROSS,
     "IdeficsForVisionText2Text": _CROSS,
@@ -123,9 +123,9 @@ REFUSED = {
     "Gemma3nForConditionalGeneration": "its blocks carry four streams and extra inputs per block",
     "Llama4ForConditionalGeneration": "its attention sees chunks, and some blocks no positions",
 }
-# whose pairs of rotated numbers stand side by side
+# classes whose rotated pairs are neighbours
 _SIDE_BY_SIDE = ("Glm4vForConditionalGeneration",)
-# whose image tokens see each other both ways
+# classes whose image tokens attend to each other in both directions
 _BOTH_WAYS = ("Gemma3ForConditionalGeneration",)
 # prefix language models: image and question attend to each other both ways, the answer is causal
 _PREFIX_MODELS = ("PaliGemmaForConditionalGeneration",)
@@ -206,7 +206,7 @@ def find(module: Any) -> Decoder:
             side_by_side=bool(names & set(_SIDE_BY_SIDE)),
             reads_prefix=reads_prefix,
         )
-    except AttributeError as part:  # a text model that no view was written for
+    except AttributeError as part:  # an unknown text model
         raise UnsupportedModel(name, f"no view knows the parts of its decoder: {part}") from part
 
 
@@ -278,7 +278,7 @@ def rotate(x: Tensor, at: At, *, table: str = TABLE) -> Tensor:
 
 
 def causal(rows: At, keys: At) -> Tensor:
-    """0 where a row may look back, -inf where it would look ahead: [1, 1, R, K]."""
+    """The causal bias: 0 for earlier keys, -inf for later ones: [1, 1, R, K]."""
     return _hide(keys.index > rows.index[:, None], rows)[None, None]
 
 
@@ -399,7 +399,7 @@ WITH_TOWER = ("LlavaForConditionalGeneration", "InternVLForConditionalGeneration
 
 @dataclass(eq=False)
 class VisionTower:
-    """A vision tower in native parts, and what turns its states into image tokens."""
+    """A vision tower in native parts, with the projection of its states to image tokens."""
 
     embed: Fn  # images [B, 3, H, W] -> [B, T, D]
     blocks: list[Block]
@@ -494,7 +494,7 @@ def _internvl_block(native: Any, name: str) -> Block:
 
 
 def _unread(block: Block, width: int) -> Block:
-    """The block, with nothing to add to its rows."""
+    """The block without effect on its rows."""
 
     def nothing(x: Tensor) -> Tensor:
         return x.new_zeros(*x.shape[:-1], width)
@@ -670,7 +670,7 @@ def _next(config: Any, size: Sequence[int]) -> list[Grid]:
 
 
 def _tiles(side: int, count: int, shape: tuple[int, int]) -> list[Grid]:
-    """Tiles in rows and columns, row by row; without a place where these are not known."""
+    """Tiles in rows and columns, row by row; without a box if these are not known."""
     rows, columns = shape
     if rows * columns != count:
         return [Grid(side, side, box=None)] * count

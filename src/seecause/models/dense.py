@@ -1,28 +1,28 @@
-"""Models of many rows: detectors and semantic segmentation.
+"""Models with many outputs: detectors and semantic segmentation.
 
     image -> places -> rows -> predictions
 
-Any row that reads the image can be explained like a class: a query of a decoder, the pixels of a
-region. What rows read are *places*: the encoder's tokens or feature maps, perhaps of several
-levels. `run_to` returns them, and `run_from` continues from them, from those of another run, or
-from a mixture, as with networks of stages (staged.py).
+Any output row can be explained like a class: a query of a decoder, the pixels of a region. Rows
+read *places*: the encoder's tokens or feature maps, perhaps of several levels. `run_to` returns
+them, and `run_from` continues from them, from those of another run, or from a mixture, as with
+networks of stages (staged.py).
 
-The native forward is not written again. It runs in a copy of the module that shares every weight
-(`spliced`), in which the module `at` returns the places that are put in, and the modules before it
-return stand-ins that nothing reads. A detector that chooses its queries by what the encoder saw
-(RT-DETR) keeps those of the explained image: modules that are `held` return what they returned
-there, so query k stays the same whatever is put in.
+The native forward is not written again. `spliced` makes a shallow copy of the module that shares
+all weights. In the copy, the module `at` returns the given features, and the modules before it
+return dummy values that are never read. A detector that selects its queries from the encoder's
+output (RT-DETR) keeps the queries of the explained image: `held` modules return the values that
+they returned for it, so query k stays the same for any input features.
 
     DETR              the encoder's tokens; queries are learnt
     RT-DETR, D-FINE   maps of several levels, which a query samples at a few points each
     SegFormer         the maps of its four stages
     Mask2Former       the maps of the pixel decoder
 
-The places of an encoder have already read each other, and feature maps have seen their
-surroundings: a high value says where the row read, and mostly, not only, what lies there.
+A high value shows which locations the query attended to. Features at a location also contain
+information from its surroundings.
 
 `aim` chooses the row in an image and returns a view that predicts it alone. Before that, a detector
-predicts its surest box, and a segmentation model the mean over all pixels.
+predicts its most confident box, and a segmentation model the mean over all pixels.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from seecause.models.parts import WrapOptions, class_names
 from seecause.models.preprocess import Preprocess
 from seecause.target import Box, Region, parse_row, rectangle
 
-SURE, MOST_BOXES = 0.5, 30  # probability of boxes that are listed, and how many at most
-MOST_STRIDE = 32  # pixels of a cell, where levels can be chosen from
+SURE, MOST_BOXES = 0.5, 30  # minimum probability and maximum number of listed boxes
+MOST_STRIDE = 32  # maximum number of pixels of a cell, if there are several levels
 
 
 # ---------------------------------------------------------------- aims
@@ -57,7 +57,7 @@ MOST_STRIDE = 32  # pixels of a cell, where levels can be chosen from
 
 @dataclass(frozen=True)
 class FoundBox:
-    """A box that a detector is sure of: its query, class, probability and corners in pixels."""
+    """A confident box of a detector: its query, class, probability and corners in pixels."""
 
     index: int
     name: str
@@ -74,7 +74,7 @@ class Aim:
     target: int
     name: str
     pixels: Tensor  # [H, W] bool
-    boxes: Sequence[FoundBox] = ()  # all boxes that a detector is sure of
+    boxes: Sequence[FoundBox] = ()  # all confident boxes of a detector
     model: Any = None  # ImageModel
     value: float = 0.0  # logit of the target for the image itself
 
@@ -103,7 +103,7 @@ class BoxReading:
         return {"classes": outputs.logits, "boxes": outputs.pred_boxes}
 
     def unaimed(self, outputs: Any) -> Tensor:
-        """Logits [B, C] of the surest box, as long as no row is chosen."""
+        """Logits [B, C] of the most confident box, used before a row is selected."""
         surest = self.objects(outputs).amax(dim=-1).argmax(dim=-1)  # [B]
         return outputs.logits[torch.arange(len(surest), device=surest.device), surest]
 
@@ -113,7 +113,7 @@ class BoxReading:
         return logits.sigmoid() if self.sigmoid else logits.softmax(dim=-1)[..., :-1]
 
     def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> Aim:
-        """The row that a target names in one image, whose native outputs these are."""
+        """The row that a target selects, from the native `outputs` for one image."""
         box = parse_row(spec)
         if isinstance(box, Region):
             raise NotDefined("a region", f"{model.name} predicts boxes", "Give sc.Box(index)")
@@ -170,11 +170,11 @@ class PixelReading:
         return {"pixels": self.maps(outputs)}
 
     def unaimed(self, outputs: Any) -> Tensor:
-        """Logits [B, C] of all pixels, as long as no region is chosen."""
+        """Mean logits [B, C] of all pixels, used before a region is selected."""
         return self.finish(self.maps(outputs).mean(dim=(2, 3)))
 
     def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> Aim:
-        """The region that a target names in one image, whose native outputs these are."""
+        """The region that a target selects, from the native `outputs` for one image."""
         row = parse_row(spec)
         if isinstance(row, Box):
             raise NotDefined("a box", f"{model.name} predicts pixels", "Give sc.Region(where)")
@@ -203,7 +203,7 @@ class PixelReading:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """What rows read of images of `size`: maps [B, C, h, w], one for each level."""
+    """Features that rows read, for images of `size`: maps [B, C, h, w], one for each level."""
 
     maps: tuple[Tensor, ...]
     size: tuple[int, int]
@@ -245,11 +245,11 @@ class Seam:
         return type(output)(**{**output, **changed})
 
     def _grid(self, tokens: Tensor, size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of places that have the image's shape."""
+        """Rows and columns of the grid of locations, in the aspect ratio of the image."""
         count = tokens.shape[1]
         rows = max(1, round(math.sqrt(count * size[0] / size[1])))
         if count % rows:
-            raise BadOption("size", size, f"images that {count} places of {self.at} can tile")
+            raise BadOption("size", size, f"a size that {count} cells of {self.at} can tile")
         return rows, count // rows
 
 
@@ -258,7 +258,7 @@ class Seam:
 
 @dataclass
 class DenseParts:
-    """What an adapter finds in a native model of boxes or pixels."""
+    """The named parts of a native detector or segmentation model."""
 
     seam: Seam
     reading: BoxReading | PixelReading
@@ -273,7 +273,7 @@ class DenseParts:
         """A view of these parts, with the options of the caller."""
         for name in ("head", "pool", "sigmoid"):
             if getattr(options, name) is not None:
-                reads = f"None: {type(module).__name__} reads its own rows"
+                reads = f"None: {type(module).__name__} has its own readout"
                 raise BadOption(name, getattr(options, name), reads)
         steps = options.preprocess_for(self, type(module).__name__)
         model = DenseModel(
@@ -363,7 +363,8 @@ class DenseModel(ImageModel):
         return 1
 
     def forward_bytes(self, layout: TokenLayout, after: str | None = None) -> int:
-        """A working estimate: rows hold a few copies of the places that they read."""
+        """An estimate of the memory of a run: rows hold a few copies of the features that they
+        read."""
         size = (layout.grid[0] * self.patch[0], layout.grid[1] * self.patch[1])
         read = 24 * sum(level.numel() for level in self._blank_places(size).maps)
         whole = 0 if after else 64 * size[0] * size[1]
@@ -393,7 +394,7 @@ class DenseModel(ImageModel):
             return module(pixel_values=images)
 
     def _record(self, images: Tensor, paths: Sequence[str]) -> tuple[Any, dict[str, Any]]:
-        """Native outputs, and what modules returned on the way."""
+        """Native outputs, and the outputs of the modules at `paths`."""
         seen: dict[str, Any] = {}
 
         def listening(path: str) -> Callable[..., Any]:
@@ -411,11 +412,12 @@ class DenseModel(ImageModel):
         return outputs, seen
 
     def _blank_places(self, size: tuple[int, int]) -> Places:
-        """What rows read of one empty image."""
+        """The features of one image of zeros."""
         return self.seam.take(self._stand_ins(size)[self.seam.at], size)
 
     def _stand_ins(self, size: tuple[int, int]) -> dict[str, Any]:
-        """What the modules up to the seam return for one empty image: shapes, masks and grids."""
+        """Outputs of the modules before the seam for one image of zeros: shapes, masks and
+        grids."""
         key = ("stand-ins", size)
         if key not in self.memo:
             with torch.no_grad(), torch.inference_mode(False):
@@ -439,7 +441,7 @@ def _cell(size: tuple[int, int], grids: Sequence[tuple[int, int]]) -> tuple[int,
     tiling = [grid for grid in grids if not size[0] % grid[0] and not size[1] % grid[1]]
     cells = [(size[0] // h, size[1] // w) for h, w in tiling if size[0] // h == size[1] // w]
     if not cells:
-        raise BadOption("size", size, f"one that square cells tile; rows read {grids[0]} places")
+        raise BadOption("size", size, f"a size that square cells tile (grid: {grids[0]})")
     return max([cell for cell in cells if max(cell) <= MOST_STRIDE] or [min(cells)])
 
 

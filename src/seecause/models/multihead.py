@@ -156,9 +156,9 @@ def _open_clip_block(native: Any, name: str) -> Block:
 
 
 def _preprocess(visual: Any) -> Preprocess | None:
-    """What the factory noted on the tower, if it made it."""
+    """The preprocessing that open_clip's factory stored on the tower, if it made it."""
     config = getattr(visual, "preprocess_cfg", None)
-    if not config or config.get("resize_mode") == "longest":  # which pads: no place in our frame
+    if not config or config.get("resize_mode") == "longest":  # pads: not supported
         return None
     return Preprocess(
         size=pair(config["size"]),

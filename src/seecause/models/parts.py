@@ -1,10 +1,10 @@
-"""What an adapter finds in a native module, and how a view is put together from it.
+"""The named parts of a native module, and how a view is assembled from them.
 
-Adapters are found by where a class is defined, so that nothing is imported in vain. A module that
-knows its own parts brings its adapter with it: a method `view_parts() -> Parts`. Packages installed
-beside this one add families by the entry point `seecause.models`: an object with one or both of
+The adapter is chosen by the package that defines a class, so that no other library is imported. A
+module that knows its own parts brings its adapter with it: a method `view_parts() -> Parts`. Other
+installed packages add families by the entry point `seecause.models`: an object with one or both of
     find_parts(module) -> Parts | None                the adapter; None for modules of other kinds
-    open_model(name, *, weights=None) -> nn.Module    what `sc.load("ENTRY:NAME")` opens
+    open_model(name, *, weights=None) -> nn.Module    the module of `sc.load("ENTRY:NAME")`
 
 A backbone without a classifier takes a linear head or a `CosineHead`. Zero-shot heads are class
 names in prompt templates, read once by a native text tower:
@@ -76,7 +76,7 @@ class CosineHead(nn.Module):
 
     @property
     def factor(self) -> float | Tensor:
-        """What the cosines are multiplied by."""
+        """The factor of the cosines."""
         return self.scale.exp() if isinstance(self.scale, nn.Parameter) else self.scale
 
     def forward(self, pooled: Tensor) -> Tensor:
@@ -107,8 +107,8 @@ def head_for(head: nn.Module | Tensor, like: Tensor) -> nn.Module:
 
 @dataclass(frozen=True)
 class TextInput:
-    """Class names, prompt templates with `{}` for the name, and what turns prompts into tokens for
-    the text tower."""
+    """Class names, prompt templates with `{}` for the name, and the tokenizer of the text
+    tower."""
 
     classes: tuple[str, ...]
     templates: tuple[str, ...]
@@ -147,8 +147,8 @@ class Parts:
     fixed_size: bool = True
     size: tuple[int, int] | None = None
     extra: nn.Module | None = None
-    facts: Callable[[Tensor], Tensor] | None = None  # what blocks may know (block.py)
-    # what is known of the preprocessing -> all of it, where inputs are films (film.py)
+    facts: Callable[[Tensor], Tensor] | None = None  # facts about tokens (block.py)
+    # completes a partial `Preprocess`; used by video models (`Film` in preprocess.py)
     adapt_preprocess: Callable[[Preprocess], Preprocess] = lambda steps: steps
 
     def add_text(
@@ -212,7 +212,7 @@ class Parts:
         return readout(self.native_tokens(images), layout)
 
     def _pool_for(self, module: nn.Module, options: WrapOptions) -> Kind:
-        """How tokens are pooled; raises if this backbone cannot be read so."""
+        """The pooling of tokens; raises if this backbone does not support it."""
         if options.head is None and self.head is None:
             raise UnsupportedModel(
                 type(module).__name__,
@@ -231,14 +231,14 @@ class Parts:
         if options.head is None and self.pool is not None:
             readable = [self.pool]  # the module's own classifier reads one pooling
         if kind is None or kind not in readable:
-            how = f"{' or '.join(readable)}, which this model's tokens can be read by"
+            how = f"{' or '.join(readable)}, the pools of this model's tokens"
             raise BadOption("pool", kind, f"{how}; other pools need head=")
         return kind
 
 
 @dataclass(frozen=True, eq=False)
 class WrapOptions:
-    """Options of `wrap`; None stands for what the module or its library tells."""
+    """Options of `wrap`; None selects the value of the module or its library."""
 
     name: str
     mean: Sequence[float] | None = None
@@ -268,14 +268,14 @@ class WrapOptions:
             raise BadOption(
                 absent[0],
                 None,
-                f"a value: {of} does not tell its {' and '.join(absent)}, so pass {options} as in"
+                f"a value: {of} does not state its {' and '.join(absent)}, so pass {options} as in"
                 " training; often mean and std are both 0.5,0.5,0.5, or 0.485,0.456,0.406 and"
                 " 0.229,0.224,0.225 (ImageNet)",
             )
         return Preprocess(**values) if known is None else replace(known, **values)
 
     def class_names(self, parts: Parts | StagedParts | DenseParts) -> tuple[str, ...]:
-        """Names of classes; those that the module tells are of its own head."""
+        """Names of classes. Names stated by the module are used only with its own head."""
         own = parts.classes if self.head is None else ()
         return tuple(own if self.classes is None else self.classes)
 
@@ -380,7 +380,7 @@ def require_text(module: nn.Module, text: TextInput | None) -> TextInput:
 
 
 def as_inputs(tokens: Any, device: torch.device) -> dict[str, Tensor]:
-    """What a tokenizer gave (ids [n, L], or a mapping of tensors) as keyword arguments on a
+    """The output of a tokenizer (ids [n, L], or a mapping of tensors) as keyword arguments on a
     device."""
     named = tokens if isinstance(tokens, Mapping) else {"input_ids": tokens}
     return {name: torch.as_tensor(value, device=device) for name, value in named.items()}

@@ -13,7 +13,7 @@ images.
     floating point [B, 3, H, W], [3, H, W]  taken as normalised already
     lists and tuples of these, or what a processor of transformers returns
 
-An image file is read as upright 8-bit RGB, or one clear error names the file.
+An image file is read as upright 8-bit RGB; otherwise an error names the file.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # others, whatever a file is named,
-# are not tried: PostScript would run a program, and rarer decoders are rarely looked at
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+# no other format is opened, whatever the file's name: PostScript files execute code, and rarely
+# used decoders are a security risk
 
 
 @dataclass(frozen=True)
@@ -351,11 +352,11 @@ Images: TypeAlias = OneImage | Sequence[OneImage] | Mapping[str, Any]
 
 # beyond black and white, in units of their distance: resizing overshoots by a tenth
 SLACK = 0.25
-BYTES = 16.0  # no normalised pixel is as large, many of 0-255 are
+BYTES = 16.0  # larger than any normalised pixel; pixels of 0-255 exceed it
 
 
 class Framed(Protocol):
-    """What images are prepared for: a model, or anything with the same three attributes."""
+    """A model, or any object with the same three attributes, for which images are prepared."""
 
     @property
     def preprocess(self) -> Preprocess: ...
@@ -461,7 +462,7 @@ def _joined(batches: Sequence[Tensor]) -> Tensor:
 
 
 def check_range(model: Any, images: Tensor) -> None:
-    """Refuse values that no normalised image has, and warn once of values that few have."""
+    """Raises for values that normalised images cannot have, and warns once about unusual values."""
     if not images.numel():
         return
     low, high = torch.stack(images.detach().aminmax()).tolist()
@@ -507,7 +508,7 @@ def decode_image(content: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> 
 
 
 def read_ids(path: str | Path) -> np.ndarray:
-    """A mask [H, W] int64: the numbers a file holds (palette places, not their colours)."""
+    """A mask [H, W] int64: the numbers in a file (palette indices, not their colours)."""
     ids = _open_image(path, np.array)
     if ids.ndim != 2 or ids.dtype.kind not in "biu":
         raise BadImage(
@@ -532,7 +533,7 @@ def _open_image(path: str | Path, take: Callable[[Image.Image], T]) -> T:
 def _decode(
     source: Path | BytesIO, name: str, take: Callable[[Image.Image], T], max_pixels: int
 ) -> T:
-    """What `take` returns for the opened image, or one clear error."""
+    """The result of `take` for the opened image; raises `BadImage` if it cannot be read."""
     with warnings.catch_warnings():
         # pillow warns about large, odd or damaged files; what matters is checked below
         warnings.simplefilter("ignore")
@@ -568,7 +569,7 @@ def check_there(path: Path) -> None:
 
 
 def _check_size(name: str, image: Image.Image, max_pixels: int) -> None:
-    """By the header alone, before any pixel is decoded."""
+    """Raises for images that are too large, by the header alone, before any pixel is decoded."""
     short, long = sorted(image.size)
     size = f"{image.width} x {image.height} pixels"
     if short < MIN_SIDE:
@@ -638,7 +639,7 @@ def as_array(value: Any) -> np.ndarray | None:
 
 
 def _eight_bits(name: str, pixels: np.ndarray) -> np.ndarray:
-    """Raw pixels as [H, W] or [H, W, 3 or 4] uint8, or what is wrong with them."""
+    """Raw pixels as [H, W] or [H, W, 3 or 4] uint8; raises if they are not valid."""
     what, whole = f"{name}: {pixels.dtype} {list(pixels.shape)}", pixels.dtype.kind in "ui"
     if pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4) and pixels.shape[0] in (1, 3, 4):
         pixels = np.moveaxis(pixels, 0, 2)

@@ -2,11 +2,10 @@
 
     stem -> stage -> ... -> stage -> rest
 
-A feature map has no tokens; its cells take their place. The layout is the feature grid at one stage
+A feature map has cells in place of tokens. The layout is the feature grid at one stage
 (`cells`), the one at two thirds of the depth (stride 16 in most, so 14 x 14 at 224 pixels), so that
 maps and pixel interventions use the same cells whatever stage is patched. Where a network keeps its
-features with channels last, its stages say how they become a map [B, C, h, w] and back; nothing
-else changes.
+features with channels last, its stages convert them to a map [B, C, h, w] and back.
 
     ResNet     stem, layer1 ... layer4
     DenseNet   stem, denseblock1, transition1 ... denseblock4; the last norm belongs to the rest
@@ -38,9 +37,9 @@ from seecause.models.preprocess import Preprocess, from_timm
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Native modules that run one after the other; what the last one gives is the stage's feature
-    map [B, C, h, w] in the network's own order, which `leave` brings to a map. `enter` turns the
-    map before it into what its first module reads."""
+    """Native modules that run in sequence. `leave` converts the output of the last one to the
+    stage's feature map [B, C, h, w]; `enter` converts the previous map to the input of the first
+    one."""
 
     name: str
     modules: tuple[Fn, ...]
@@ -110,8 +109,8 @@ class StagedModel(ImageModel):
         return names.index(stage) + 1
 
     def forward_bytes(self, layout: TokenLayout, after: str | None = None) -> int:
-        """What one image holds at its widest; with `after`, in the part of the run that follows
-        that stage.
+        """An estimate of the peak memory of a run on one image; with `after`, of the part of the
+        run after that stage.
 
         Stages end in a pooling or stride that quarters their maps, and keep about two of them:
         eight times the largest feature map between stages.
@@ -299,7 +298,7 @@ SPLITS: dict[str, dict[str, Callable[[Any], Split]]] = {
     },
 }
 FLATTEN = nn.Flatten(1)
-READ: dict[str, Callable[[Any], list[Fn]]] = {  # torchvision has no method for it
+READ: dict[str, Callable[[Any], list[Fn]]] = {  # readouts, which torchvision has no method for
     "ResNet": lambda module: [module.avgpool, FLATTEN, module.fc],
     "DenseNet": lambda module: [_relu_mean, FLATTEN, module.classifier],
     "VGG": lambda module: [module.avgpool, FLATTEN, module.classifier],
@@ -318,7 +317,7 @@ def _two_thirds(stages: Sequence[Stage]) -> str:
 
 
 def _classifies(head: Any) -> bool:
-    """Whether a head makes classes of features, and is not a place where one was."""
+    """Whether a head predicts classes; False for `nn.Identity` in place of a removed head."""
     return any(isinstance(layer, nn.Linear | nn.Conv2d) for layer in head.modules())
 
 

@@ -27,7 +27,7 @@ from seecause.models.preprocess import from_timm
 from seecause.models.view import Kind, LatentPool
 
 CLASSES = ("VisionTransformer", "VisionTransformerDistilled", "Eva")
-REFUSED = {  # classes that people ask for, and why not
+REFUSED = {  # unsupported classes, with the reason
     "Beit": "its attention carries a relative position bias",
     "Cait": "its heads are mixed with each other before and after the softmax",
     "MultiScaleVit": "its queries and keys are pooled, so rows are no patches",

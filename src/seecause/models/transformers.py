@@ -51,7 +51,7 @@ Rotate = Callable[[Tensor, At], Tensor]
 
 
 def first(module: Any, *names: str) -> Any:
-    """`first_or_none` where one of them must be there."""
+    """`first_or_none`; raises if there is none."""
     part = first_or_none(module, *names)
     if part is not None:
         return part
@@ -190,7 +190,7 @@ _LANGUAGE_MODEL = (
     "it is a vision-language model; sc.lvlm.classifier (`seecause heads ... --classify name_ll`)"
     " asks it for classes"
 )
-REFUSED = {  # beginnings of class names, and why
+REFUSED = {  # prefixes of unsupported class names, with the reason
     "Beit": "its attention carries a relative position bias",
     "Swin": "networks of stages are read of timm and torchvision",
     "ConvNext": "networks of stages are read of timm and torchvision",
@@ -276,8 +276,8 @@ def _layout(embeddings: Any, patch: tuple[int, int], height: int, width: int) ->
 
 
 def _resize(embeddings: Any, size: tuple[int, int], images: Tensor) -> dict[str, Any]:
-    """What a tower is given: images, and where it wants to be asked and they have another size,
-    the wish for interpolated positions."""
+    """The arguments of a tower: images, and for images of another size the option that interpolates
+    positions, if the tower has it."""
     asks = "interpolate_pos_encoding" in inspect.signature(embeddings.forward).parameters
     other = asks and tuple(images.shape[-2:]) != size
     return {"pixel_values": images} | ({"interpolate_pos_encoding": True} if other else {})

@@ -65,7 +65,7 @@ class Readout:
         return not self.has_mean and self.latent is None
 
     def rows(self, layout: TokenLayout) -> slice | list[int] | None:
-        """The only rows that are read; None: all."""
+        """The rows that the readout uses; None: all."""
         return span(self.read_prefix(layout)) if self.reads_rows else None
 
     def of_rows(self, h: Tensor, layout: TokenLayout) -> Tensor:
@@ -109,7 +109,7 @@ class VisionModel(ImageModel):
     gates: Tensor | None = None
     # the class that each class of the module is merged into (background)
     merged: tuple[int, ...] = ()
-    # images [B, 3, H, W] -> what blocks may know about each token [B, T, F] (block.py)
+    # images [B, 3, H, W] -> facts about each token [B, T, F] (block.py)
     facts: Callable[[Tensor], Tensor] | None = None
 
     @property
@@ -158,11 +158,12 @@ class VisionModel(ImageModel):
             self.gates = before
 
     def state_key(self) -> tuple[Any, ...]:
-        """Gates count by value: the next one may well live at the same address."""
+        """Includes the values of the gates, because a new gate tensor can be allocated at the
+        address of an old one."""
         return (*super().state_key(), self._gate_values())
 
     def fingerprint(self) -> str:
-        """Of the weights, of the gates, and of which classes count as one."""
+        """A digest of the weights, the gates, and the mapping of merged classes."""
         marks = [
             digest(repr(values), length=8)
             for values in (self._gate_values(), self.merged)

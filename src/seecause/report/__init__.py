@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from seecause.data.dataset import SkippedImage
     from seecause.target import Answer
 
-LONGEST = 1000  # characters of a value in a protocol; the manifest has longer ones
-PROTOCOL = (  # what a page shows of a manifest
+LONGEST = 1000  # maximum characters of a value in a protocol; the manifest has it in full
+PROTOCOL = (  # fields of a manifest that a page shows
     *("method", "options", "used", "question", "answer", "bank", "sampling", "model"),
     *("model_fingerprint", "fingerprint", "random_weights", "grid", "image_tokens", "readout"),
     *("preprocessing", "device", "dtype", "versions", "torch", "data", "data_fingerprint"),
@@ -54,7 +54,7 @@ class Section:
         title: The heading.
         body: HTML, or a file that holds it where it is too large for memory.
         note: How to read it.
-        terms: What short names mean, folded below.
+        terms: Explanations of short names, folded below.
         chapter: Opens a chapter; navigation then lists chapters only.
         fold: Folds the body under these words.
     """
@@ -141,7 +141,7 @@ def table(
 
 
 def warnings(lines: Iterable[str]) -> Markup:
-    """Lines that a reader must not miss."""
+    """Lines in a highlighted box."""
     return Markup("").join(Markup('<p class="warning">{}</p>').format(line) for line in lines)
 
 
@@ -194,7 +194,7 @@ class MapView:
     values: Tensor
     scale: Scale
     native: Tensor | None = None
-    answers: Sequence[Answer] = ()  # where maps of several models share an image
+    answers: Sequence[Answer] = ()  # predictions, if maps of several models share an image
 
     @property
     def layer(self) -> str:

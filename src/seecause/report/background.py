@@ -54,14 +54,15 @@ if TYPE_CHECKING:
     from seecause.models.base import ImageModel
 
 SHOWN = 6  # images in a gallery
-GROUPS = 12  # of a table, the worst first
+GROUPS = 12  # maximum number of groups in a table, the worst first
 TERMS = {  # numbers of audits, repairs and pruning
     "accuracy": "correct predictions on plain images",
-    "flips": "of all predictions, those that change on the background of an image that is predicted"
-    " otherwise; after pruning, on another version of the image",
+    "flips": "share of predictions that change when the object is pasted on the background of an"
+    " image with another predicted class (after pruning: on the other version of the image)",
     "flips, control": "flips on backgrounds of images predicted the same: what cutting alone does",
     "transplants": "correct predictions on backgrounds of images that are predicted otherwise",
-    "transplant-worst": "the lowest accuracy over class x class of the background (few: pooled)",
+    "transplant-worst": "lowest accuracy over pairs (object class, class of the background image);"
+    " pairs with few images are pooled",
     "worst group": "the lowest accuracy over groups of images, where the data names groups",
     "extra flips": "flips less those by cutting alone, over correctly predicted images",
     "low 95%": "lower end of the 95 % interval of extra flips (bootstrap over images)",
@@ -78,7 +79,7 @@ TERMS = {  # numbers of audits, repairs and pruning
 
 
 def meaning(name: str) -> str:
-    """What a number means; what it was measured with is after a comma."""
+    """The explanation of a number by its name; the fill in the name follows a comma."""
     return TERMS.get(name, TERMS.get(name.partition(", ")[0], ""))
 
 
@@ -219,7 +220,7 @@ def audit_rows(audit: BackgroundAudit, names: Sequence[str]) -> list[dict[str, A
 
 
 def repair_sections(result: Repair) -> list[Section]:
-    """The same images before and after, then numbers, remedies and protocol."""
+    """Images before and after the repair, then numbers, remedies and protocol."""
     from seecause.background.repair import NOT_TESTED
 
     settings = {k: v for k, v in result.record.items() if v not in (None, [], "")}
@@ -241,19 +242,19 @@ def before_after_section(result: Repair, *, count: int = SHOWN) -> Section:
 
 
 def repair_change_section(result: Repair) -> Section:
-    """Numbers before and after, on images that nothing was chosen by."""
+    """Numbers before and after, on held-out images."""
     first, second = result.before.numbers(), result.after.numbers()
     rows = [
         (name, fixed(value), fixed(second[name]), meaning(name))
         for name, value in first.items()
         if name in second and name != "counted images"
     ]
-    head = ("on images nothing was chosen by", "before", "after", "what it is")
+    head = ("held-out images", "before", "after", "what it is")
     return Section("What changed?", table(rows, head=head))
 
 
 def remedies_section(result: Repair) -> Section:
-    """What was tried, the chosen one shaded."""
+    """The remedies that were tried, the chosen one shaded."""
     names = ("accuracy", "flips", "transplants", "transplant-worst", "worst group")
     known = [n for n in names if any(n in each.test for each in result.candidates.values())]
     rows = [
@@ -291,7 +292,8 @@ def scores_section(scores: HeadScores, *, by: str, chosen: Sequence[Head] = ()) 
 
 
 def scores_sentence(scores: HeadScores) -> str:
-    """What heads carry together where two versions were exchanged; empty where none were."""
+    """The shares that the highest heads mediate, for selectors that exchange versions; otherwise
+    empty."""
     about = scores.protocol
     if about.get("mediated"):
         shares = [f"{share:.0%} by {count}" for count, share in about["mediated"].items()]
@@ -299,9 +301,9 @@ def scores_sentence(scores: HeadScores) -> str:
     if "mediated" in about:
         error = "" if about["effect error"] is None else f" ± {number(about['effect error'])}"
         return (
-            f"There is no effect to divide: the other versions of {about['images'][0]} images move"
-            f" predictions by {number(about['effect'])}{error} nats, which cannot be told from"
-            " none. Scores are in nats."
+            f"The effect of the other versions of {about['images'][0]} images on predictions is"
+            f" {number(about['effect'])}{error} nats, which is not significantly different from"
+            " zero, so shares are undefined; scores are in nats."
         )
     return ""
 
@@ -481,7 +483,7 @@ def _part_card(examples: PartExamples, raw: Tensor, index: int) -> Card:
 
 
 def note_of(net: IFAM) -> str:
-    """What the mask of this network promises, and what not."""
+    """The guarantees of this network's mask, and their limits."""
     promise = (
         "Stage 2 predicts from the coloured patches alone: with this mask, no dark pixel can change"
         " the prediction. Stage 1 sees the whole image when it chooses the mask."

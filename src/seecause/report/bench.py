@@ -42,7 +42,7 @@ from seecause.report import (
 )
 from seecause.report.figures import chart, charts, fixed, mean_line, number, scale_of
 
-LISTED = 100  # missing values that a page lists
+LISTED = 100  # maximum number of missing values on a page
 SHOWN = 3  # images of each kind
 
 
@@ -84,7 +84,7 @@ def write_report(folder: str | Path, *, against: str | None = None) -> list[Path
 
 
 def table_section(table: Table, plan: Plan) -> Section:
-    """Every method by every metric, and what they are."""
+    """The table of methods by metrics, with explanations."""
     arrows = ["↑" if table.better[metric] == "higher" else "↓" for metric in table.metrics]
     head = ("method", *map(" ".join, zip(table.metrics, arrows, strict=True)))
     digits = {metric: table.digits(metric) for metric in table.metrics}
@@ -183,7 +183,7 @@ def _named(names: Sequence[str], place: int) -> str:
 
 
 def run_protocol(plan: Plan) -> Section:
-    """Everything needed to get the same numbers again."""
+    """The protocol: everything needed to reproduce the numbers."""
     request = plan.request
     arithmetic = ("target", "seed", "cell_size", "threads", "memory", "weights")
     options = {name: getattr(request, name) for name in arithmetic}
@@ -203,7 +203,7 @@ def run_protocol(plan: Plan) -> Section:
 
 
 def missing_section(status: Status) -> Section:
-    """What is missing, and why."""
+    """Missing values, with reasons."""
     rows = missing_rows(status)
     body = facts(rows[:LISTED]) if rows else Markup("<p>Nothing is missing.</p>")
     note = f"The first {LISTED} of {len(rows)}; rows.csv has all." if len(rows) > LISTED else ""
@@ -211,7 +211,7 @@ def missing_section(status: Status) -> Section:
 
 
 def missing_rows(status: Status) -> list[tuple[str, str]]:
-    """What is missing of a run, and why."""
+    """Missing values of a run, with reasons."""
     missing = Counter((value.image, value.reason) for value in status.missing)
     return [
         *((f"cell {name}", f"failed: {text.strip()}") for name, text in status.failed.items()),

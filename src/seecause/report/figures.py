@@ -31,7 +31,7 @@ from seecause.errors import BadImage
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SKIPPED = 0.22  # share of a diverging colormap, on either side of zero, that overlays leave out
+SKIPPED = 0.22  # share of a diverging colormap on either side of zero that overlays do not use
 MIN_DISPLAY = 384  # pixels of the long side: smaller images are enlarged
 THUMBNAIL = 192  # pixels across
 ALPHA = 0.75  # opacity of the strongest values of an overlay
@@ -42,7 +42,7 @@ INK, PAPER, MARK = "#26262b", "#ffffff", "#40e0ff"
 
 @dataclass(frozen=True)
 class Scale:
-    """The values a drawing runs between. `signed` drawings are symmetric around zero."""
+    """The range of values of a drawing. `signed` drawings are symmetric around zero."""
 
     low: float
     high: float
@@ -64,7 +64,7 @@ class Scale:
 
     @property
     def remark(self) -> str:
-        """What a reader must know about a map that is pale or without colour."""
+        """A remark about a map that is pale or without colour."""
         if self.flat:
             return "no differences: the same everywhere"
         return "pale: nearly the same everywhere" if self.paleness else ""
@@ -241,7 +241,7 @@ def fixed(value: float, digits: int = 3, sign: str = "") -> str:
 # Charts. Okabe and Ito's colours can be told apart by the colour-blind; grey is for controls.
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5c2e")
 GREY = "#777777"
-DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))  # also without colour
+DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))  # readable without colour
 TEXT = "#62626c"  # becomes the page's own text colour
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 STYLE = {  # of charts, in matplotlib's words
@@ -263,7 +263,7 @@ class Line:
 
 
 def mean_line(rows: Tensor, x: Sequence[float] | None = None, *, control: bool = False) -> Line:
-    """The mean of rows [N, P] with its standard error, along `x` or their places."""
+    """The mean of rows [N, P] with its standard error, along `x` or their indices."""
     along = list(range(rows.shape[1])) if x is None else x
     error = (rows.std(dim=0) / len(rows) ** 0.5).tolist() if len(rows) > 1 else ()
     return Line(along, rows.mean(dim=0).tolist(), error, control)

@@ -1,8 +1,8 @@
 """Pages of vision-language models: one traced word, or every word of an answer.
 
-A traced word has its heads, whether their ranking holds, the words that the heads would say, and
-the way from image tokens through words of the prompt. An answer has how far the image moves each of
-its words, with a map and a grid of heads behind each.
+The page of a traced word shows its heads, curves of their ranking, the logit lens of heads, and the
+path from image tokens through words of the prompt. The page of an answer shows the effect of the
+image on each word, with a map and a grid of heads for each.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def write_trace(folder: Path, trace: AnswerTrace, shown: Image.Image, *, name: s
 
 
 def heads_section(trace: AnswerTrace) -> Section:
-    """Coefficients and attention as grids, and how far to trust them."""
+    """Coefficients and attention as grids, with warnings."""
     engine, fit, attention = trace.engine, trace.heads, trace.attention
     chosen = [(layer, head) for layer, head in trace.chosen.view_as(attention).nonzero().tolist()]
     grids = head_grid("coefficients", fit.coefficients, chosen=chosen, errors=fit.standard_error)
@@ -127,7 +127,7 @@ def curves_section(trace: AnswerTrace) -> Section:
 
 
 def words_section(words: list[HeadWords]) -> Section:
-    """The words that the top heads would say."""
+    """The logit lens of the top heads."""
     rows = [
         (f"layer {word.layer}, head {word.head}", f"{word.coefficient:.3f}", ", ".join(word.words))
         for word in words
@@ -141,7 +141,7 @@ def words_section(words: list[HeadWords]) -> Section:
 
 
 def tokens_section(trace: AnswerTrace, shown: Image.Image, *, name: str = "") -> Section:
-    """The prompt with the effects of its words, and the image with where the effect comes from."""
+    """The prompt with the effects of its words, and maps of image tokens."""
     engine, tokens = trace.engine, trace.tokens
     assert tokens is not None
     found = tokens.attribution
@@ -170,7 +170,7 @@ def tokens_section(trace: AnswerTrace, shown: Image.Image, *, name: str = "") ->
 
 
 def prompt_words(pieces: tuple[str, ...], deltas: Tensor, kept: Tensor, answer: str) -> Markup:
-    """Words of the prompt, each with what blocking it costs."""
+    """Words of the prompt, each with the effect of blocking it."""
     most = max(float(deltas.abs().max()), 1e-9)
     words = [
         {
@@ -258,10 +258,10 @@ def answer_section(
     body = warnings(word_concerns(engine, words))
     body += part("words", shown_words, gains.index(max(gains)))
     note = (
-        "Click a word to see its map and its heads. Orange words come from the image; dashed ones"
-        " would have been said of any image (all heads see the average of the calibration images),"
-        " and blue ones the image speaks against. Under a word: how many times as likely the image"
-        f" makes it (from {math.exp(MOVED):.0f} times on it counts). Maps and heads are in logits,"
+        "Click a word to see its map and its heads. Orange words: the image makes them at"
+        f" least {math.exp(MOVED):.0f} times as likely as the average of the calibration images"
+        " does. Blue words: the image makes them less likely. Dashed words: the image changes their"
+        " probability little. The number under a word is this ratio. Maps and heads are in logits,"
         " on one scale for all words."
     )
     return Section("Which words come from the image?", body, note)

@@ -42,7 +42,7 @@ class PanelRequest(BaseModel):
 
     @classmethod
     def read(cls, content: bytes) -> PanelRequest:
-        """From JSON, or in words what is wrong with it."""
+        """Parse JSON; raises with a sentence that says what is wrong."""
         try:
             return cls.model_validate_json(content)
         except ValidationError as wrong:
@@ -63,7 +63,7 @@ class OnPicture(OnModel):
 
 
 class Patching(OnPicture):
-    """How patches are put into another run. `target` None: the answer of the whole picture."""
+    """How patches are put into another run. Without `target`: the class predicted for the image."""
 
     target: Index | None = None
     blank: Blank = "white"
@@ -106,10 +106,10 @@ def find_panel(name: str) -> Panel:
 
 
 def checked_patches(model: ImageModel, patches: tuple[int, ...], name: str = "patches") -> None:
-    """Refuse places outside the model's grid."""
+    """Raises for patch indices outside the model's grid."""
     count = model.layout.n_patches
     if any(place >= count for place in patches):
-        raise BadOption(name, max(patches), f"places 0-{count - 1}")
+        raise BadOption(name, max(patches), f"patches 0-{count - 1}")
 
 
 def checked_target(model: ImageModel, target: int | None) -> int | None:
@@ -124,9 +124,9 @@ def answers(
     count: int = SHOWN,
     target: int | None = None,
 ) -> list[dict[str, Any]]:
-    """The `count` most probable classes of the whole picture, in that order, so that rows stay
-    where they are while values move; then the target and the two that lead now, if they are not
-    among them."""
+    """The `count` most probable classes of the whole image, in that order, so that rows keep their
+    order while values change; then the target and the two classes with the highest current values,
+    if they are not among them."""
     values = spread(wide(logits), "prob", sigmoid=model.sigmoid)
     first = whole.topk(min(count, whole.numel())).indices.tolist()
     first += [] if target is None else [target]
@@ -136,7 +136,7 @@ def answers(
 def bars(
     values: Tensor, first: list[int], names: Callable[[list[int]], list[str]]
 ) -> list[dict[str, Any]]:
-    """Probabilities [n] at the places `first` and at the two that lead now, as bars."""
+    """Probabilities [n] of the classes `first` and of the two most probable ones, as bars."""
     best, leading = int(values.argmax()), values.topk(min(2, values.numel())).indices.tolist()
     places = list(dict.fromkeys([*first, *leading]))
     return [
@@ -168,7 +168,7 @@ def heat(
 
 
 def rounded(values: Tensor) -> list[float | None]:
-    """Four digits each; None where there is no number, which JSON has no word for."""
+    """Values rounded to four digits; None for NaN, which JSON cannot represent."""
     listed = values.detach().double().flatten().tolist()
     return [float(f"{value:.4g}") if abs(value) < 1e300 else None for value in listed]
 
@@ -176,7 +176,7 @@ def rounded(values: Tensor) -> list[float | None]:
 def counting(
     context: ActionContext, total: int, words: Callable[[int], str]
 ) -> Callable[[int], None]:
-    """`advance(count)`, which tells how much of `total` is done, in words."""
+    """Returns `advance(count)`, which reports how much of `total` is done."""
     done = 0
 
     def advance(count: int) -> None:
@@ -188,7 +188,7 @@ def counting(
 
 
 def offered(context: ActionContext, name: str, write: Callable[[Path], Path]) -> Reply:
-    """What `write(folder)` writes, as a zip file to be downloaded."""
+    """The files written by `write(folder)`, as a zip file to download."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = write(Path(scratch) / "model")
         context.progress(0.7, "packing it")
@@ -198,8 +198,8 @@ def offered(context: ActionContext, name: str, write: Callable[[Path], Path]) ->
 
 
 def opening_lines(context: ActionContext, *pictures: str) -> list[str]:
-    """Python that loads the model and the pictures a request speaks of: `images` for one, `images`
-    and `others` for two."""
+    """Python that loads the model and the images of a request: `images` for one, `images` and
+    `others` for two."""
     lines = ["import seecause as sc", "from seecause.data.dataset import open_image", ""]
     lines.append(load_line(context.served))
     for variable, id in zip(("images", "others"), pictures, strict=False):
@@ -215,13 +215,13 @@ def load_line(served: ServedModel) -> str:
 
 
 def answer_lines(model: ImageModel) -> list[str]:
-    """Python that prints the most probable class of `logits` [C], and how probable it is."""
+    """Python that prints the most probable class of `logits` [C] and its probability."""
     chances = "logits.sigmoid()" if model.sigmoid else "logits.softmax(-1)"
     return [f"print(model.class_name(int(logits.argmax())), float({chances}.max()))"]
 
 
 def class_word(model: ImageModel, index: int) -> str | int:
-    """The name of a class, where it is enough to find it again; else its index."""
+    """The name of a class if it is unique, otherwise its index."""
     name = model.class_name(index)
     alone = [known.casefold() for known in model.classes].count(name.casefold()) == 1
     return name if alone else index
@@ -234,5 +234,5 @@ def call(function: str, *given: str, **options: Any) -> str:
 
 
 def as_script(lines: Sequence[str]) -> Reply:
-    """Lines of Python that do the same without the page."""
+    """A reply with lines of Python that compute this result without the app."""
     return {"python": "\n".join(lines) + "\n"}

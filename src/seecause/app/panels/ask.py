@@ -1,5 +1,5 @@
-"""Ask: what a vision-language model answers, which heads and image tokens are behind each of its
-words, and what it would say if some heads saw an average picture instead."""
+"""Ask: what a vision-language model answers, which heads and image tokens cause each of its
+words, and its answer if some heads attend to an average image instead."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from seecause.models.block import wide
 from seecause.report.figures import data_uri
 
 LENGTH = 24  # tokens of an answer
-SHOWN = 5  # words that are weighed against each other
+SHOWN = 5  # words whose probabilities are compared
 TOP = 8  # heads that are listed
 QuestionText = Annotated[str, Field(min_length=1, max_length=300)]
 
@@ -57,13 +57,13 @@ class Word(Asked):
 
 
 class Blind(Word):
-    """`blind`: heads that do not see the picture, layer * heads + head."""
+    """`blind`: heads that attend to the average image, as layer * heads + head."""
 
     blind: Annotated[tuple[Index, ...], Field(max_length=16_384)] = ()
 
 
 def answer(context: ActionContext, request: Asked) -> Reply:
-    """What the model sees and says."""
+    """The image as the model receives it, and the model's answer."""
     lvlm, picture = context.lvlm, context.picture(request.picture)
     ids = _answer_ids(context, request)
     prompt = lvlm.prompt(picture.shown, request.question)
@@ -106,8 +106,8 @@ def behind(context: ActionContext, request: Word) -> Reply:
 
 
 def hear(context: ActionContext, request: Blind) -> Reply:
-    """The answer with some heads blind, and the likeliest words at the chosen place, before and
-    after, behind the same words."""
+    """The answer with some heads ablated, and the likeliest words at the chosen position, before
+    and after the ablation, given the same earlier words."""
     ids, heads = _answer_ids(context, request), _heads(context, request.blind)
     _check_position(request, ids)
     lvlm, image = context.lvlm, _shown(context, request)
@@ -129,8 +129,8 @@ def hear(context: ActionContext, request: Blind) -> Reply:
 
 
 def _bank(context: ActionContext) -> MeanBank:
-    """What blind heads see: the average Critter for embedded models, for others the average of the
-    sample pictures."""
+    """The average image for ablated heads: of Critters for embedded models, of the sample images
+    for others."""
     lvlm, served = context.lvlm, context.served
     if "bank" not in served.memo:
         context.progress(0.02, "averaging pictures")
@@ -151,17 +151,18 @@ def _answer_ids(context: ActionContext, request: Asked) -> list[int]:
     lvlm, picture = context.lvlm, _shown(context, request)
     ids = lvlm.speak(lvlm.prompt(picture, request.question), LENGTH)
     if not ids:
-        raise BadOption("question", request.question, "one that the model answers: it says nothing")
+        raise BadOption("question", request.question, "one to which the model generates tokens")
     return ids
 
 
 def _check_position(request: Word, ids: list[int]) -> None:
     if request.position >= len(ids):
-        raise BadOption("position", request.position, f"below {len(ids)}, the tokens of the answer")
+        expected = f"an index below {len(ids)}, the number of tokens of the answer"
+        raise BadOption("position", request.position, expected)
 
 
 def _heads(context: ActionContext, places: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(layer, head) of places, each once."""
+    """Pairs (layer, head) of flat indices, each once."""
     width, count = context.lvlm.n_heads, context.lvlm.n_layers * context.lvlm.n_heads
     if any(place >= count for place in places):
         raise BadOption("blind", max(places), f"heads 0-{count - 1}")
@@ -173,7 +174,7 @@ def _pieces(context: ActionContext, ids: list[int]) -> list[str]:
 
 
 def _top(trace: AnswerTrace) -> list[dict[str, Any]]:
-    """The heads that bring most, with their errors and the words they would say on their own."""
+    """The heads with the largest effects, with errors and the words of their logit lens."""
     heads = trace.heads
     words = {(each.layer, each.head): each.words for each in trace.words}
     return [
@@ -195,7 +196,7 @@ def _chances(context: ActionContext, prompt: Prompt) -> Tensor:
 
 
 def _weighed(context: ActionContext, chances: Tensor, whole: Tensor) -> list[dict[str, Any]]:
-    """The likeliest words of all heads, then the two that lead now."""
+    """The likeliest words with all heads, then the two most probable ones now."""
     first = whole.topk(min(SHOWN, len(whole))).indices.tolist()
     return bars(
         chances, first, lambda places: [n.strip() or repr(n) for n in _pieces(context, places)]
@@ -203,7 +204,7 @@ def _weighed(context: ActionContext, chances: Tensor, whole: Tensor) -> list[dic
 
 
 def copy(context: ActionContext, request: Blind) -> Reply:
-    """The same without the page."""
+    """Python code that computes these results without the app."""
     spec, heads = context.served.spec, _heads(context, request.blind)
     name, side = context.picture(request.picture).name, f"({SHOWN_SIDE}, {SHOWN_SIDE})"
     own = spec.startswith("builtin:")

@@ -64,7 +64,7 @@ class Regions(Patching):
 
 
 class ExplainState(Patching):
-    """All that the panel shows, for `copy`."""
+    """Everything that the panel shows, for `copy`."""
 
     methods: tuple[Name, ...] = ("caap",)
     patches: Patches = ()
@@ -72,7 +72,7 @@ class ExplainState(Patching):
 
 @torch.no_grad()
 def look(context: ActionContext, request: OnPicture) -> Reply:
-    """The picture as the model takes it, and what the model answers."""
+    """The image as the model receives it, and the prediction."""
     model, image = context.model, context.image(request.picture)
     raw = wide(model.preprocess.raw(image))[0].clamp(0, 1).cpu()
     logits = _plain_logits(context, request)
@@ -121,7 +121,7 @@ def draw(context: ActionContext, request: Draw) -> Reply:
 
 @torch.no_grad()
 def brush(context: ActionContext, request: Brush) -> Reply:
-    """Answers with only these patches, and without them."""
+    """Predictions with only these patches, and without them."""
     model, target = context.model, checked_target(context.model, request.target)
     checked_patches(model, request.patches)
     chosen = _chosen(model.layout.n_patches, [request.patches])
@@ -139,7 +139,7 @@ def brush(context: ActionContext, request: Brush) -> Reply:
 
 @torch.no_grad()
 def pair(context: ActionContext, request: Regions) -> Reply:
-    """What two regions cause together that neither causes alone, in logits."""
+    """The interaction of two regions, in logits."""
     model = context.model
     for name, patches in (("one", request.one), ("other", request.other)):
         checked_patches(model, patches, name)
@@ -161,7 +161,7 @@ def pair(context: ActionContext, request: Regions) -> Reply:
 
 
 def evidence(context: ActionContext, request: Draw) -> Reply:
-    """The patches that are enough for the answer, and those it needs, in the order of a map."""
+    """The patches that are enough for the prediction, and those it needs, in the order of a map."""
     model = context.model
     context.progress(0.1, "drawing the map whose order is taken")
     sets = find_evidence(
@@ -182,7 +182,7 @@ def evidence(context: ActionContext, request: Draw) -> Reply:
 
 
 def copy(context: ActionContext, request: ExplainState) -> Reply:
-    """The same without the page."""
+    """Python code that computes these results without the app."""
     model, target = context.model, checked_target(context.model, request.target)
     named = None if target is None else class_word(model, target)
     fields = request.model_dump(include=set(Patching.model_fields))
@@ -224,7 +224,7 @@ def _brush_lines(context: ActionContext, request: ExplainState) -> list[str]:
 
 
 def method_options(context: ActionContext, request: Draw) -> dict[str, Any]:
-    """What of the panel's settings a method takes; settings that it has not are left out."""
+    """The settings of the panel that a method has as options."""
     known = find(request.method, context.model.architecture).options
     options: dict[str, Any] = {"blank": request.blank} if "blank" in known else {}
     if not isinstance(context.model, VisionModel):
@@ -237,8 +237,7 @@ def method_options(context: ActionContext, request: Draw) -> dict[str, Any]:
 
 
 def sweep_plan(context: ActionContext, request: Patching, *, registers: bool = False) -> SweepPlan:
-    """Layers and tail of the settings. Where patches stay the source's to the end, the last layer
-    has no effect."""
+    """Layers and tail of the settings. With the tail "source" the last layer has no effect."""
     model = context.transformer
     layout = model.layout
     tail = make_plan(model, layout, tail=request.tail, layers=None).tail
@@ -249,7 +248,7 @@ def sweep_plan(context: ActionContext, request: Patching, *, registers: bool = F
 def brushed_logits(
     context: ActionContext, request: Patching, chosen: Tensor, *, insert: bool
 ) -> Tensor:
-    """Logits [n, C] of sets of patches [n, N] put into the blank, or taken out of the picture."""
+    """Logits [n, C] of sets of patches [n, N] put into the blank, or taken out of the image."""
     model = context.model
     if isinstance(model, StagedModel):
         empty = blank_image(model, model.preprocess.size, request.blank)
@@ -265,7 +264,7 @@ def brushed_logits(
 
 
 def _plain_logits(context: ActionContext, request: OnPicture) -> Tensor:
-    """Of the whole picture, [C]."""
+    """Logits [C] of the whole image."""
     if isinstance(context.model, VisionModel):
         logits = context.run(request.picture).logits
         assert logits is not None

@@ -42,11 +42,11 @@ from seecause.models.block import spread_out
 
 By = Literal["answer", "background", "object"]
 RESPONSES = {"answer": "logit", "background": "big", "object": "fig"}
-NO_OBJECT = "patches of the object: this picture comes without a mask, so brush it"
+NO_OBJECT = "patches of the object: this image comes without a mask, so brush it"
 
 
 class OnHeads(OnPicture):
-    """`brushed` are patches of the object, where the data does not know it."""
+    """`brushed`: patches of the object, if the data has no mask."""
 
     target: Index | None = None
     brushed: Patches = ()
@@ -63,7 +63,8 @@ class Off(OnHeads):
 
 
 def score(context: ActionContext, request: ScoreHeads) -> Reply:
-    """What the answer, or its background's or object's part, loses when each head alone is off."""
+    """How much the prediction, or its dependence on background or object, falls without each
+    head."""
     model, image = context.transformer, context.image(request.picture)
     mask = object_mask(context, request)
     if request.by != "answer" and mask is None:
@@ -111,7 +112,7 @@ def maps(context: ActionContext, request: Off) -> Reply:
     model, image = context.transformer, context.image(request.picture)
     target = checked_target(model, request.target)
     heads = checked_off(context, request.off)
-    if target is None:  # by its place: classes may have no names, or one name twice
+    if target is None:  # by its index: classes may have no names, or one name twice
         with torch.no_grad(), model.eval_mode():
             target = int(model(image)[0].argmax())
     before = attribute(model, image, target=target)
@@ -137,7 +138,7 @@ def export(context: ActionContext, request: Off) -> Reply:
 
 
 def copy(context: ActionContext, request: Off) -> Reply:
-    """The same without the page."""
+    """Python code that computes these results without the app."""
     model, heads = context.transformer, checked_off(context, request.off)
     target = checked_target(model, request.target)
     named = None if target is None else class_word(model, target)

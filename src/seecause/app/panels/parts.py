@@ -1,8 +1,8 @@
-"""Parts: what a classifier that sees its parts only (iFAM) answers without some of them, and when
-tokens that look unusual are not trusted.
+"""Parts: predictions of a classifier that reads its parts only (iFAM) without some of them, and
+with unusual tokens rejected.
 
-A part that is out of the mask becomes background, and what is background is not read: with this
-mask, no dark pixel can change the answer. A token is unusual where it is further from its part's
+A part that is removed from the mask becomes background, and background is not read: no hidden pixel
+can change the prediction. A token is unusual if it is further from its part's
 prototype than the chosen fraction of that part's tokens in the sample images.
 """
 
@@ -44,7 +44,8 @@ class Masked(OnPicture):
 
 @torch.no_grad()
 def look(context: ActionContext, request: Masked) -> Reply:
-    """Parts of the picture, what is read of it, and the answers with all and with these parts."""
+    """Parts of the image, the patches that are read, and predictions with all and with these
+    parts."""
     model, image = context.model, context.image(request.picture)
     with own_network(context) as net:
         if request.trusted is not None and request.trusted not in TRUSTED:
@@ -88,7 +89,7 @@ def own_network(context: ActionContext) -> Iterator[IFAM]:
 
 
 def _parts(model: ImageModel, net: IFAM, whole: IFAMOutput, winner: Tensor) -> list[Reply]:
-    """Every part: its colour, how many patches it has, and the class it speaks for."""
+    """Every part: its colour, its number of patches, and the class that it votes for."""
     votes = whole.part_logits[0].argmax(dim=0).tolist()  # [K]
     return [
         {
@@ -102,7 +103,7 @@ def _parts(model: ImageModel, net: IFAM, whole: IFAMOutput, winner: Tensor) -> l
 
 
 def copy(context: ActionContext, request: Masked) -> Reply:
-    """The same without the page."""
+    """Python code that computes these results without the app."""
     lines, out = opening_lines(context, request.picture), sorted(set(request.out))
     if request.trusted is not None:
         names = [picture_name(context.state.samples[id]) for id in context.state.averaged()]

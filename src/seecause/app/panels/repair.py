@@ -1,8 +1,8 @@
 """Audit and repair: does the model predict from the background, and can that be repaired?
 
-Objects are put on backgrounds of other pictures (`sc.audit`); answers that change are counted,
-beside those that cutting alone changes. A remedy learns from such pictures (`sc.repair`) and is
-judged on pictures that it has not seen. Datasets are those that the server was started with, so a
+Objects are put on backgrounds of other images (`sc.audit`); predictions that change are counted,
+beside those that cutting alone changes. A remedy learns from such images (`sc.repair`) and is
+evaluated on held-out images. Datasets are those that the server was started with, so a
 result is the same for everybody: it is kept with the model, and asking again costs nothing.
 """
 
@@ -42,7 +42,7 @@ from seecause.options import summary_of
 from seecause.report.background import audit_lines, meaning
 from seecause.report.figures import data_uri
 
-TILES = 6  # transplants on the sheet, and worst pictures
+TILES = 6  # transplants on the sheet, and worst images
 TILE_SIDE = 144
 MOST_PICTURES = 512
 AUDITS, REPAIRS = 16, 2  # results that are kept for each model
@@ -76,7 +76,7 @@ class RepairRequest(OnData):
 
 
 def audit(context: ActionContext, request: OnData) -> Reply:
-    """The verdict, how many answers flip, and pictures of it."""
+    """The verdict, the number of predictions that flip, and example images."""
     key = (request.data, request.masks, request.limit)
     return _kept(context, "audits", AUDITS, key, lambda: _audited(context, request))
 
@@ -106,7 +106,7 @@ def _audited(context: ActionContext, request: OnData) -> Reply:
 
 
 def run_repair(context: ActionContext, request: RepairRequest) -> Reply:
-    """What the remedy does to pictures that it has not learned from."""
+    """The effect of the remedy on held-out images."""
     return _repaired(context, request)[1]
 
 
@@ -114,7 +114,7 @@ def export(context: ActionContext, request: RepairRequest) -> Reply:
     """The repaired model as a zip file: a native checkpoint, its card, and a page."""
     result, answer = _repaired(context, request)
     if not answer["taken"]:
-        raise BadOption("remedy", request.remedy, "one that was taken: nothing was changed")
+        raise BadOption("remedy", request.remedy, "one that was chosen: the model is as before")
     context.progress(0.3, "writing the checkpoint")
     return offered(context, f"{context.served.key}-repaired-by-{request.remedy}.zip", result.export)
 
@@ -187,9 +187,9 @@ def _remedy(name: str) -> Remedy:
 def read(
     context: ActionContext, name: str, limit: int, *, merge: bool = True
 ) -> tuple[ImageModel, LabelledImages]:
-    """Pictures of a dataset that the server was started with, called as the page calls it: what
-    is written about them names no folder of this machine. With `merge`, and the model as it
-    answers in the data's classes."""
+    """Images of a dataset that the server was started with, under the name that the app uses, so
+    that no folder of this machine is named. With `merge`, also the model with the data's
+    classes."""
     if name not in context.state.data:
         raise BadOption(
             "data", name, f"one of {', '.join(context.state.data) or 'none: see --data'}"
@@ -202,7 +202,7 @@ def read(
 
 
 def telling(context: ActionContext) -> Progress:
-    """Progress of audits and repairs as that of a job."""
+    """A `progress` argument for audits and repairs that reports to the job."""
 
     @contextmanager
     def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -213,8 +213,8 @@ def telling(context: ActionContext) -> Progress:
 
 
 def _mask_source(context: ActionContext, request: OnData) -> ImageModel | str | None:
-    """What `sc.audit` takes. Another model's own jobs may switch its heads meanwhile, so it is a
-    view of its own."""
+    """The `masks` argument of `sc.audit`. Another served model is a view of its own, because jobs
+    of that model may switch its heads meanwhile."""
     if request.masks == GIVEN:
         return None
     if request.masks in (OWN, context.served.key):
@@ -242,8 +242,8 @@ def _or_none(value: float) -> float | None:
 
 
 def _spread(audit: BackgroundAudit) -> list[int]:
-    """Transplants over all pictures; none of pairs, which are not cut."""
-    moved = int((~audit.judged.versions.control).sum())  # which come first
+    """Transplants, spread over all images; empty for pairs, which are not cut."""
+    moved = int((~audit.judged.versions.control).sum())  # they come first
     if audit.masks is None:
         return []
     return torch.linspace(0, moved - 1, min(TILES, moved)).round().long().tolist()
@@ -252,8 +252,8 @@ def _spread(audit: BackgroundAudit) -> list[int]:
 def _tiles(
     model: ImageModel, audits: Sequence[BackgroundAudit], versions: Sequence[int]
 ) -> list[Reply]:
-    """Versions of the first audit's pictures: what they are made of, and the answers in every
-    audit of the same pictures."""
+    """Versions of the first audit's images: their sources, and the predictions in every audit of
+    the same images."""
     moved, data = audits[0].judged.versions, audits[0].data
     tiles = []
     for version in versions:
@@ -279,7 +279,7 @@ def _tiles(
 def _both(
     model: ImageModel, audit: BackgroundAudit, place: int, version: int, truth: int
 ) -> list[Reply]:
-    """The answer to the picture, and to its version."""
+    """The predictions for an image and for its version."""
     rows = (audit.judged.plain[place], audit.judged.moved[version])
     places = [int(row.argmax()) for row in rows]
     return [{"name": model.class_name(best), "right": best == truth} for best in places]
@@ -293,7 +293,7 @@ def _uri(model: ImageModel, image: Tensor) -> str:
 
 
 def copy(context: ActionContext, request: RepairRequest) -> Reply:
-    """The same without the page."""
+    """Python code that computes these results without the app."""
     groups = _remedy(request.remedy).needs_groups
     source = None if request.masks == GIVEN else OWN
     if request.masks not in (GIVEN, OWN, context.served.key):

@@ -2,7 +2,7 @@
 at the start: a request names a page by an id of that list, and nothing in a request becomes a path.
 
 A page may hold a script. It is served into a sandbox of its own (no origin, no request anywhere),
-so that whatever is in a folder, the page cannot speak to the server.
+so that no page can send requests to the server, whatever is in a folder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Swap: patches of picture A are put into picture B at some layers, and B's answer moves.
+"""Swap: patches of image A are put into image B at some layers, and B's prediction changes.
 
-What enters blocks `first` to `last` of B's run at some patches is overwritten by what A's run has
-at its own (`sc.patch` with sites of kind resid); everything after it is computed again. The region
-may land elsewhere: `down` and `across` say how many patches away.
+The inputs of blocks `first` to `last` of B's run at some patches are overwritten by those of A's
+run at its patches (`sc.patch` with sites of kind resid); everything after it is computed again. The
+region may be moved: `down` and `across` say how many patches away.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from seecause.models.view import VisionModel
 from seecause.target import spread
 
 Shift = Annotated[int, Field(ge=-512, le=512)]
-POINTS = 7  # lengths that are tried at once when the shortest path is looked for
-WAY = 8  # mixtures of the two pictures in which patches are weighed
+POINTS = 7  # lengths that are tried at once in the search for the shortest path
+WAY = 8  # mixtures of the two images in which patches are scored
 
 
 class Swap(OnModel):
-    """Which patches of `a` go where into `b`, at which blocks."""
+    """Patches of `a`, their positions in `b`, and the blocks."""
 
     a: Name
     b: Name
@@ -57,7 +57,8 @@ class Swap(OnModel):
 
 @torch.no_grad()
 def exchange(context: ActionContext, request: Swap) -> Reply:
-    """B's answer with A's patches, and A's with those of B that made room for them."""
+    """B's prediction with patches of A, and A's prediction with the patches of B that they
+    replace."""
     model, layers = context.transformer, block_range(context, request)
     origin, places = moved_patches(context, request)
     runs = context.run(request.a), context.run(request.b)
@@ -79,15 +80,17 @@ def exchange(context: ActionContext, request: Swap) -> Reply:
 
 @torch.no_grad()
 def path(context: ActionContext, request: Swap) -> Reply:
-    """Where B's answer becomes A's: for every first block the fewest patches of A (at their own
-    places) that do it, and of the shortest the answers along the way."""
+    """Turn B's prediction into A's: for every first block the fewest patches of A (at their own
+    positions) that do so, and the predictions along the shortest of these paths."""
     model, layers = context.transformer, block_range(context, request)
     source, into = context.run(request.a), context.run(request.b)
     assert source.logits is not None and into.logits is not None
     goal, before = int(source.logits.argmax()), int(into.logits.argmax())
     if goal == before:
         name = model.class_name(goal)
-        raise BadOption("pictures", f"two answered {name}", "two pictures with other answers")
+        raise BadOption(
+            "images", f"two predicted as {name}", "two images with different predictions"
+        )
     every: list[dict[str, Any]] = []
     for step, first in enumerate(layers):
         context.progress(step / len(layers), f"from layer {first} on")
@@ -119,8 +122,8 @@ def path(context: ActionContext, request: Swap) -> Reply:
 def shortest(
     model: VisionModel, source: Trace, into: Trace, goal: int, before: int, layers: range
 ) -> list[int] | None:
-    """Few patches of the source that turn the answer into `goal`, the strongest first; None where
-    all of them do not. Every set on the way was run; patches that can be spared are left out."""
+    """Few patches of the source that turn the prediction into `goal`, the strongest first; None if
+    all patches together do not. Every set was run; patches that are not needed are left out."""
     if layers.start >= model.n_layers:
         return None
     order = _order(model, source, into, goal, before, layers)
@@ -135,7 +138,7 @@ def shortest(
     if length < 0:
         return None
     patches, spared = order[:length], True
-    while spared:  # one by one, the weakest tried first
+    while spared:  # one by one, from the weakest on
         spared = False
         for patch in reversed(patches):
             rest = [other for other in patches if other != patch]
@@ -147,8 +150,8 @@ def shortest(
 def _order(
     model: VisionModel, source: Trace, into: Trace, goal: int, before: int, layers: range
 ) -> list[int]:
-    """Patches by their share in the contrast of the two answers: its slope in how much of each
-    patch is the source's, averaged on the way from one picture to the other."""
+    """Patches by their share in the difference of the two predictions: its gradient in the weight
+    of each source patch, averaged along the path from one image to the other."""
     with torch.enable_grad():
         shares = (torch.arange(WAY, device=model.device, dtype=model.dtype) + 0.5) / WAY
         mixed = shares[:, None, None].repeat(1, into.layout.tokens, 1)
@@ -164,8 +167,8 @@ def _order(
 def swapped_logits(
     model: VisionModel, into: Trace, source: Trace, sets: list[list[int]], layers: range
 ) -> Tensor:
-    """Logits [n, C] of one run with each set of patches taken from another, at their places; as
-    many at once as the memory budget holds."""
+    """Logits [n, C] of one run with each set of patches taken from another, at their positions; as
+    many at once as fit in the memory budget."""
     marks = torch.zeros(len(sets), into.layout.tokens, 1, dtype=torch.bool)
     for row, patches in zip(marks, sets, strict=True):
         row[[into.layout.prefix + patch for patch in patches]] = True
@@ -209,7 +212,7 @@ def _written(
     write: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor:
     """Logits [n, C] of states h [n, T, D] that enter the first of `layers`, where
-    `write(h, source's states)` gives what enters each of them."""
+    `write(h, source's states)` returns the input of each of them."""
     rows = model.readout.rows(into.layout)
     with model.eval_mode():
         steps = walk(model, h, into.at, start=layers.start)
@@ -235,7 +238,7 @@ def block_range(context: ActionContext, request: Swap) -> range:
 
 
 def moved_patches(context: ActionContext, request: Swap) -> tuple[list[int], list[int]]:
-    """Patches of A, and where in B each lands; those that would land outside stay behind."""
+    """Patches of A and their positions in B, without patches that would lie outside."""
     model = context.transformer
     checked_patches(model, request.patches)
     rows, columns = model.layout.grid
@@ -249,7 +252,7 @@ def moved_patches(context: ActionContext, request: Swap) -> tuple[list[int], lis
 
 
 def copy(context: ActionContext, request: Swap) -> Reply:
-    """The same without the page."""
+    """Python code that computes these results without the app."""
     layers, prefix = block_range(context, request), context.transformer.layout.prefix
     origin, places = ([prefix + p for p in patches] for patches in moved_patches(context, request))
     moved = f", source_tokens={origin}" if origin != places else ""
