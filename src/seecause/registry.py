@@ -53,8 +53,11 @@ class Registry(Generic[T]):
         self.entries: dict[str, T] = {}
 
     def add(self, name: str, entry: T) -> None:
-        """Add an entry. One of another package replaces ours, also if ours is imported later."""
+        """Add an entry. One of another package replaces ours, also if ours is imported later, and
+        a warning says so."""
         there = self.entries.get(name)
+        if name in self.homes and not _is_ours(entry):
+            warnings.warn(f"{self.kind} {name!r} is now that of another package", stacklevel=3)
         if there is None or _is_ours(there) or not _is_ours(entry):
             self.entries[name] = entry
 

@@ -33,8 +33,9 @@ def verdict_of(extra, control=0.0, masks="given"):
     [
         (shares([0.9, 1.0], 20), {}, "yes"),
         (shares([0.9, 1.0], 20), {"masks": "network"}, "yes"),
-        (shares([0.9, 1.0], 20), {"masks": "own"}, "perhaps"),
-        (shares([0.9, 1.0], 20), {"masks": "discovered"}, "perhaps"),
+        (shares([0.9, 1.0], 20), {"masks": "own"}, "cannot tell"),
+        (shares([0.0, 0.02], 20), {"masks": "own"}, "cannot tell"),  # nor do they clear a model
+        (shares([0.0, 0.02], 20), {"masks": "discovered"}, "cannot tell"),
         (shares([0.0, 0.02], 20), {}, "no"),
         (shares([0.0, 0.0, 0.0, 0.5], 9), {}, "cannot tell"),  # 0.125, from few
         (shares([0.9, 1.0], 20), {"control": 0.7}, "cannot tell"),
@@ -54,7 +55,7 @@ def test_a_clean_model_is_rarely_called_biased():
     alarms = 0
     for _ in range(100):
         rows = torch.randint(300, (34,), generator=draw)
-        alarms += verdict_of(pool[rows]) in ("yes", "perhaps")
+        alarms += verdict_of(pool[rows]) == "yes"
     assert alarms <= 5
 
 

@@ -291,8 +291,9 @@ def test_pictures_are_dealt_once_and_none_that_is_reported_on_is_judged(monkeypa
 def a_repair(remedy="a", verdict="yes"):
     def audit(accuracy, flips, transplants):
         numbers = {"accuracy": accuracy, "flips": flips, "transplants": transplants}
-        judged = SimpleNamespace(numbers=lambda: numbers)
-        return SimpleNamespace(judged=judged, numbers=lambda: {**numbers, "counted images": 7})
+        shares = torch.full((40,), transplants, dtype=torch.float64)
+        judged = SimpleNamespace(numbers=lambda: numbers, accuracy_by_image=lambda: shares)
+        return SimpleNamespace(judged=judged, numbers=lambda: {**numbers, "compared images": 7})
 
     tried = {
         "nothing": Candidate("nothing", "Nothing.", {}, 0.0, {"worst": 0.1}),
@@ -311,6 +312,8 @@ def a_repair(remedy="a", verdict="yes"):
 def test_the_card_says_what_was_done_what_it_cost_and_what_was_tried():
     result = a_repair()
     assert "repaired by a" in result.sentence and "20% -> 70%" in result.sentence
+    backwards = replace(result, before=result.after, after=result.before)  # no gain
+    assert "not shown to be repaired" in backwards.sentence
     card = model_card(result, "nothing of this\n## Load it\n\nso")
     for line in (
         "It was repaired. Object masks: masks.",
@@ -320,7 +323,7 @@ def test_the_card_says_what_was_done_what_it_cost_and_what_was_tried():
         "## Load it\n\nso",
     ):
         assert line in card, line
-    assert "counted images |" not in card and "nothing of this" not in card
+    assert "compared images |" not in card and "nothing of this" not in card
     facts = result.facts()
     assert (facts["before"]["flips"], facts["after"]["flips"]) == (0.8, 0.1)
     assert facts["candidates"][1]["details"] == {"y": 1}

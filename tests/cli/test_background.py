@@ -55,7 +55,7 @@ def test_an_audit_writes_a_page_a_table_and_a_verdict(places, tmp_path):
     assert any(path.is_file() for path in masks.rglob("*"))
     assert not (tmp_path / "audit.work").exists()
     manifest = json.loads((out / "manifest.json").read_text())
-    assert manifest["verdict"] in ("perhaps", "no", "cannot tell", "too few")  # never yes
+    assert manifest["verdict"] in ("cannot tell", "too few")  # the masks are its own
     page = (out / "index.html").read_text()
     assert "Verdict" in page and "Where does it happen?" in page
     rows = rows_of(out / "audit.csv")

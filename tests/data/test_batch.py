@@ -17,7 +17,7 @@ import seecause as sc
 from seecause.data import IGNORE, Sample, open_data, to_batch
 from seecause.data.batch import class_places, group_shares, true_positives
 from seecause.data.imagenet import imagenet_wnids
-from seecause.errors import BadInput, BadOption, UnknownName
+from seecause.errors import BadImage, BadInput, BadOption, UnknownName
 from seecause.models.base import ImageModel
 from tests.helpers import view
 from tests.tiny import tiny
@@ -142,3 +142,18 @@ def test_a_real_model_knows_the_real_photos():
     assert set(masks.unique().tolist()) == {0, 1, IGNORE}
     centre = sc.attribute(model, images, method="center").maps
     assert sc.metrics.localization(centre, masks).numbers()["pointing"] > 0.6
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        torch.zeros(3, 96, 96, dtype=torch.uint8),
+        torch.full((3, 96, 96), 255.0),
+        torch.zeros(96, 96),
+        torch.full((3, 96, 96), torch.nan),
+    ],
+)
+def test_pixels_that_are_not_raw_are_refused(image):
+    model = sc.load("builtin:critters-vit")
+    with pytest.raises(BadImage, match="from 0 to 1"):
+        to_batch(model, [Sample(image, 0, id="a")])

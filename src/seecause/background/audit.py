@@ -13,8 +13,8 @@ The verdict follows from the 95 % interval of extra flips (bootstrap over correc
 
     yes           the whole interval is above `SOME`
     no            the whole interval is below it
-    cannot tell   it contains `SOME`, or cutting alone changes most predictions
-    perhaps       a yes by masks of the model's own (its maps, or discovered ones)
+    cannot tell   it contains `SOME`, cutting alone changes most predictions, or the masks are the
+                  model's own (its maps, or discovered ones): they show what it uses, not the object
     too few       fewer than `ENOUGH` correct predictions
 
 Each measurement can mislead alone: the mean colour of an image reveals its background, discovered
@@ -51,7 +51,7 @@ from seecause.models.base import ImageModel, in_eval_mode, protocol
 from seecause.options import Count, Fraction, checked
 from seecause.results import Result
 
-Verdict = Literal["yes", "no", "cannot tell", "perhaps", "too few"]
+Verdict = Literal["yes", "no", "cannot tell", "too few"]
 SOME = 0.1  # from this share of extra flips on, the verdict is "yes"
 MOSTLY = 0.5  # from this share of control flips on, the verdict is "cannot tell"
 ENOUGH = 20  # minimum number of correct predictions for a verdict
@@ -90,23 +90,21 @@ class BackgroundAudit(Result):
 
     @cached_property
     def extra_flips(self) -> Tensor:
-        """For each counted prediction with versions of both kinds: the share of flips on
-        backgrounds of images predicted otherwise, less the share on backgrounds of images predicted
-        the same."""
-        moved, control = self.judged.flips_by_image(), self.judged.flips_by_image(control=True)
-        extra = (moved - control)[self.judged.counted]
-        return extra[~extra.isnan()]
+        """[m]: for each compared image, the share of predictions that change on backgrounds of
+        images predicted otherwise, less that on backgrounds of images predicted the same."""
+        moved, control = self.judged.compared
+        return (moved - control)[~control.isnan()]
 
     @property
     def flips(self) -> float:
-        """The share of counted predictions that flip on backgrounds of images predicted
-        otherwise."""
+        """The share of predictions that change on backgrounds of images predicted otherwise, over
+        the images of `extra_flips`."""
         return self.judged.flips
 
     @property
     def control_flips(self) -> float:
-        """The share of counted predictions that flip on backgrounds of images predicted the same;
-        NaN without such versions."""
+        """The share of predictions that change on backgrounds of images predicted the same, over
+        the images of `extra_flips`; NaN where there are none."""
         return self.judged.control_flips
 
     @cached_property
@@ -131,9 +129,9 @@ class BackgroundAudit(Result):
         low, high = self.interval
         if len(self.extra_flips) < ENOUGH:
             return "too few"
-        if self.control_flips > MOSTLY or low <= SOME <= high:
+        if self.doubt or low <= SOME <= high:
             return "cannot tell"
-        return "no" if high < SOME else "perhaps" if self.doubt else "yes"
+        return "no" if high < SOME else "yes"
 
     @property
     def accuracy(self) -> float:
@@ -168,7 +166,7 @@ class BackgroundAudit(Result):
         low, high = self.interval
         numbers = self.judged.numbers(groups=True)
         numbers |= {"extra flips": float(self.extra_flips.mean()), "low 95%": low, "high 95%": high}
-        numbers |= {"counted images": int(self.judged.counted.sum())}
+        numbers |= {"compared images": len(self.extra_flips)}
         for name, gains in self.erasures.items():
             by = "" if gains is self.gains else f", {name}"
             fig, big = float(gains.fig.mean()), float(gains.big.mean())
@@ -266,7 +264,7 @@ def audit(
         progress: Shows what is done.
 
     Returns:
-        An audit with a `verdict` ("yes", "no", "cannot tell", "perhaps", "too few"), the `interval`
+        An audit with a `verdict` ("yes", "no", "cannot tell", "too few"), the `interval`
         that decides it, `flips`, `accuracy`, `transplant_worst`, and all of them as `numbers()`.
 
     Raises:

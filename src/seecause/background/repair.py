@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -305,22 +305,41 @@ class Repair(Result):
 
     @property
     def sentence(self) -> str:
-        """What was done, in one sentence."""
+        """What was done, in one sentence. Only a gain on test images whose whole interval is above
+        zero is called a repair."""
         first, second = self.before.judged.numbers(), self.after.judged.numbers()
         name = self.original.name
         if self.remedy == "nothing":
             return f"{name}: {_NOTHING.get(self.verdict, _NO_GAIN)}"
+        low, high = self.gain_interval
+        done = "repaired" if low > 0 else "changed, but not shown to be repaired,"
         return (
-            f"{name}, repaired by {self.remedy}: on other backgrounds"
-            f" {first['transplants']:.0%} -> {second['transplants']:.0%} correct, predictions that"
-            f" flip {first['flips']:.0%} -> {second['flips']:.0%}; on plain images"
-            f" {first['accuracy']:.0%} -> {second['accuracy']:.0%} correct."
+            f"{name}, {done} by {self.remedy}: on other backgrounds"
+            f" {first['transplants']:.0%} -> {second['transplants']:.0%} correct (gain"
+            f" {float(self.gain.mean()):+.0%} for an image, 95 % interval {low:+.0%} to"
+            f" {high:+.0%}), predictions that flip {first['flips']:.0%} -> {second['flips']:.0%};"
+            f" on plain images {first['accuracy']:.0%} -> {second['accuracy']:.0%} correct."
         )
 
+    @cached_property
+    def gain(self) -> Tensor:
+        """[m]: for each test image with versions, the change of the accuracy over them."""
+        judged = (self.before.judged, self.after.judged)
+        before, after = (each.accuracy_by_image() for each in judged)
+        return (after - before)[~before.isnan()]
+
+    @cached_property
+    def gain_interval(self) -> tuple[float, float]:
+        """95 % of the mean of `gain`."""
+        return bootstrap_interval(self.gain)
+
     def numbers(self) -> dict[str, float]:
-        """The numbers of the audits before and after, on test images."""
+        """The numbers of the audits before and after, on test images, and the gain."""
         before = {f"before {name}": value for name, value in self.before.numbers().items()}
-        return before | {f"after {name}": value for name, value in self.after.numbers().items()}
+        after = {f"after {name}": value for name, value in self.after.numbers().items()}
+        low, high = self.gain_interval
+        gain = {"gain": float(self.gain.mean()), "gain low 95%": low, "gain high 95%": high}
+        return before | after | gain
 
     def export(self, folder: str | Path) -> Path:
         """Write the checkpoint (plain timm, transformers, torchvision or open_clip load it), a page
@@ -352,6 +371,7 @@ class Repair(Result):
             "sentence": self.sentence,
             "before": self.before.numbers(),
             "after": self.after.numbers(),
+            "gain": {"mean": float(self.gain.mean()), "95%": list(self.gain_interval)},
             "candidates": candidates,
             "run": self.record,
             "skipped": [asdict(image) for image in self.skipped],
@@ -622,7 +642,7 @@ def model_card(result: Repair, usage: str) -> str:
     rows = [
         f"| {name} | {value:.3f} | {second[name]:.3f} |"
         for name, value in first.items()
-        if name in second and name != "counted images"
+        if name in second and name != "compared images"
     ]
     return "\n\n".join(
         [

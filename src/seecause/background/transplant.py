@@ -33,6 +33,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -270,15 +271,25 @@ class Predictions:
     def accuracy(self) -> float:
         return float(self.correct.double().mean())
 
+    @cached_property
+    def compared(self) -> tuple[Tensor, Tensor]:
+        """Shares of versions with another prediction, [m] each: on backgrounds of images that are
+        predicted otherwise, and in the controls. Of the counted images that have both; where no
+        image has a control, of all counted images, and the second is NaN."""
+        shares = (self.flips_by_image(), self.flips_by_image(control=True))
+        moved, control = (share[self.counted] for share in shares)
+        known = ~moved.isnan() & (~control.isnan() | control.isnan().all())
+        return moved[known], control[known]
+
     @property
     def flips(self) -> float:
-        """Share of counted predictions that change; NaN where there are none."""
-        return float(self.flips_by_image()[self.counted].nanmean())
+        """Mean share of predictions that change, over the `compared` images; NaN without any."""
+        return float(self.compared[0].mean())
 
     @property
     def control_flips(self) -> float:
-        """Share of counted predictions that change in the controls; NaN where there are none."""
-        return float(self.flips_by_image(control=True)[self.counted].nanmean())
+        """Mean share of predictions that change in the controls, over the same images."""
+        return float(self.compared[1].mean())
 
     @property
     def transplant_worst(self) -> float:

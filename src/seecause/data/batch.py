@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from seecause.data.dataset import IGNORE, Dataset, Sample, to_pil
-from seecause.errors import BadInput, BadOption, UnknownName
+from seecause.errors import BadImage, BadInput, BadOption, UnknownName
 from seecause.models.base import ImageModel
 from seecause.models.preprocess import Framed, Preprocess
 from seecause.options import Count, Share, checked
@@ -90,6 +90,10 @@ def sample_in_frame(frame: Preprocess, sample: Sample) -> Sample:
 def raw_in_frame(frame: Preprocess, image: Tensor) -> Tensor:
     """The part of an image that a model sees, raw: [3, H, W] in [0, 1] -> [3, h, w]. Images of
     other sizes are resized with 8 bits."""
+    if image.ndim != 3 or not image.is_floating_point() or not 0 <= image.min() <= image.max() <= 1:
+        what = f"a sample with pixels {str(image.dtype).removeprefix('torch.')} {list(image.shape)}"
+        reason = "raw pixels are floating-point numbers from 0 to 1, [3, H, W]"
+        raise BadImage(what, reason, "divide whole numbers by 255")
     return image if tuple(image.shape[1:]) == frame.size else frame.pixels(to_pil(image))
 
 
@@ -122,7 +126,8 @@ def class_places(model: ImageModel, data: Dataset) -> tuple[int, ...]:
             model.classes,
             f"Its classes are {', '.join(map(repr, model.classes[:3]))}, ..."
             f" ({model.n_classes} in all). Name folders as `seecause doctor --list-classes` does,"
-            " or by ImageNet's ids, or give names with --classes FILE.",
+            " or by ImageNet's ids, or give the model's own names with --classes FILE. `bench run"
+            " --target predicted` needs no labels.",
         )
     return tuple(place for place in places if place is not None)
 

@@ -67,7 +67,7 @@ TERMS = {  # numbers of audits, repairs and pruning
     "extra flips": "flips less those by cutting alone, over correctly predicted images",
     "low 95%": "lower end of the 95 % interval of extra flips (bootstrap over images)",
     "high 95%": "its upper end",
-    "counted images": "images that the verdict is taken of",
+    "compared images": "images that the verdict is taken of",
     "NLL": "negative log-likelihood of the true class in nats",
     "ECE": "expected calibration error: how far confidence is from accuracy",
     "FIG": "foreground information gain: how far the prediction moves without the object"
@@ -94,8 +94,7 @@ def audit_lines(audit: BackgroundAudit) -> list[str]:
         "yes": "Yes: the model predicts from the background.",
         "no": "No: these predictions hardly depend on the background.",
         "cannot tell": "These images do not show whether the background decides.",
-        "perhaps": "Perhaps: it looks so, but only by the model's own masks.",
-        "too few": f"Too few: fewer than {ENOUGH} correct predictions show nothing.",
+        "too few": f"Too few: {len(audit.extra_flips)} of at least {ENOUGH} correct predictions.",
     }
     lines, (low, high) = [conclusions[audit.verdict]], audit.interval
     if low == low and audit.verdict != "too few":
@@ -110,6 +109,11 @@ def audit_lines(audit: BackgroundAudit) -> list[str]:
         )
     if audit.verdict == "cannot tell" and audit.control_flips > MOSTLY:
         lines.append("Cutting alone changes most predictions: check the cuts, or use other masks.")
+    elif audit.verdict == "cannot tell" and audit.doubt:
+        lines.append(
+            "The object masks are the model's own: they show what it uses, not where the object is."
+            " Use the masks of the data, or those of another network (--masks-from)."
+        )
     lines.append(f"Accuracy {audit.accuracy:.0%} on plain images.")
     if audit.masks is not None:
         lines.append(f"Object masks: {audit.masks.source}.")
@@ -247,7 +251,7 @@ def repair_change_section(result: Repair) -> Section:
     rows = [
         (name, fixed(value), fixed(second[name]), meaning(name))
         for name, value in first.items()
-        if name in second and name != "counted images"
+        if name in second and name != "compared images"
     ]
     head = ("held-out images", "before", "after", "what it is")
     return Section("What changed?", table(rows, head=head))

@@ -5,7 +5,7 @@ import { JobBar, barRow, copyButtons, field, h, saveFile, select, uid } from "./
 
 const VERDICTS = {
   yes: "Yes, it answers from the background.", no: "No, its answers hardly follow the background.",
-  perhaps: "Perhaps: by the model’s own maps it does.", "cannot tell": "It cannot be told from these pictures.",
+  "cannot tell": "It cannot be told from these pictures.",
   "too few": "Too few right answers to tell.",
 };
 const defaults = { data: "", masks: "data", limit: 64, learn: "", remedy: "last-layer", force: false };
@@ -176,7 +176,7 @@ function tile({ picture, object, background, moved, truth, donor, answers }) {
     answers.map(([plain, there], place) => h("p", {}, when[place], word(plain), " → ", word(there))));
 }
 
-const figure = (name, value) => (name === "counted images" ? value.toFixed(0) : value.toFixed(3));
+const figure = (name, value) => (name === "compared images" ? value.toFixed(0) : value.toFixed(3));
 
 function table(head, rows) {
   return h("div", { class: "scroll" }, h("table", { class: "figures" }, h("thead", {}, h("tr", {}, head.map((words) => h("th", { scope: "col" }, words)))),
