@@ -103,6 +103,26 @@ def _d_fine() -> Any:
     return hf.DFineForObjectDetection(hf.DFineConfig(backbone_config=backbone, **options, **LABELS))
 
 
+def _table_transformer() -> Any:
+    config = hf.TableTransformerConfig(backbone_config=_backbone(3), **WIDTHS, **LABELS)
+    return hf.TableTransformerForObjectDetection(config)
+
+
+def _rf_detr() -> Any:
+    from transformers.models.rf_detr.configuration_rf_detr import RfDetrDinov2Config
+
+    backbone = RfDetrDinov2Config(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, mlp_ratio=2, image_size=64,
+        patch_size=8, num_windows=2, out_features=["stage1", "stage2"],
+    )  # fmt: skip
+    config = hf.RfDetrConfig(
+        backbone_config=backbone, d_model=16, decoder_layers=2, decoder_self_attention_heads=2,
+        decoder_cross_attention_heads=2, decoder_n_points=2, decoder_ffn_dim=16, num_queries=5,
+        group_detr=2, disable_custom_kernels=True, **LABELS,
+    )  # fmt: skip
+    return hf.RfDetrForObjectDetection(config)
+
+
 def _segformer() -> Any:
     config = hf.SegformerConfig(
         hidden_sizes=[8, 8, 16, 16],
@@ -141,6 +161,8 @@ def _mask2former() -> Any:
 
 DENSE: dict[str, Callable[[], Any]] = {
     "detr": _detr,
+    "table_transformer": _table_transformer,
+    "rf_detr": _rf_detr,
     "rt_detr": _rt_detr,
     "rt_detr_v2": _rt_detr_v2,
     "d_fine": _d_fine,
@@ -153,4 +175,5 @@ def tiny_dense(family: str, dtype: torch.dtype = torch.float64) -> Native:
     """A scrambled model of one family."""
     torch.manual_seed(0)
     module = scramble(DENSE[family]()).to(dtype).requires_grad_(False)
-    return Native(module, [], module, {**HALF, "size": SIZE}, size=SIZE)
+    size = (64, 64) if family == "rf_detr" else SIZE  # others lose their places in its windows
+    return Native(module, [], module, {**HALF, "size": size}, size=size)

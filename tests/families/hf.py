@@ -1,4 +1,5 @@
-"""Tiny transformers models: ViT, DeiT, DINOv2 (with registers), DINOv3, CLIP, SigLIP.
+"""Tiny transformers models: ViT, DeiT, DINOv2 (with registers), DINOv3, I-JEPA, CLIP, MetaCLIP 2,
+SigLIP.
 
 Where a config takes square pictures only, positions are interpolated to `SIZE`.
 """
@@ -106,7 +107,7 @@ def _dual(kind: str) -> Any:
     return config(
         text_config=text,
         vision_config=vision,
-        **({"projection_dim": 16} if kind == "CLIP" else {}),
+        **({} if kind == "Siglip" else {"projection_dim": 16}),
         **LABELS,
     )
 
@@ -139,6 +140,25 @@ def hf_clip_classifier() -> Native:
     )
 
 
+def hf_metaclip_2() -> Native:
+    return _zero_shot(hf.MetaClip2Model(_dual("MetaClip2")))
+
+
+def hf_metaclip_2_classifier() -> Native:
+    return _classifier(
+        hf.MetaClip2ForImageClassification(_dual("MetaClip2")),
+        OTHER_SIZE,
+        interpolate_pos_encoding=True,
+    )
+
+
+def hf_ijepa() -> Native:
+    config = hf.IJepaConfig(**BASE, **LABELS, image_size=32)
+    return _classifier(
+        hf.IJepaForImageClassification(config), OTHER_SIZE, interpolate_pos_encoding=True
+    )
+
+
 def hf_siglip() -> Native:
     return _zero_shot(hf.SiglipModel(_dual("Siglip")))
 
@@ -163,7 +183,7 @@ FAMILIES = {
     for f in (
         hf_vit, hf_vit_other_size, hf_vit_backbone, hf_deit, hf_deit_distilled, hf_dinov2,
         hf_dinov2_swiglu, hf_dinov2_registers, hf_dinov3,
-        hf_clip, hf_clip_tower, hf_clip_classifier, hf_siglip, hf_siglip_tower,
-        hf_siglip_classifier,
+        hf_clip, hf_clip_tower, hf_clip_classifier, hf_metaclip_2, hf_metaclip_2_classifier,
+        hf_ijepa, hf_siglip, hf_siglip_tower, hf_siglip_classifier,
     )
 }  # fmt: skip
