@@ -332,6 +332,10 @@ def exact_norms(module: nn.Module) -> None:
                 if type(child).__name__.startswith("Gemma"):  # they hold the weight less one
                     norm.weight = nn.Parameter(1 + child.weight.detach())
                 setattr(parent, name, norm)
+            if type(child).__name__ == "Cohere2LayerNorm":
+                norm = nn.LayerNorm(child.weight.shape, child.variance_epsilon, bias=False)
+                norm.weight = child.weight
+                setattr(parent, name, norm)
 
 
 def photo(size: tuple[int, int], seed: int = 0) -> Image.Image:

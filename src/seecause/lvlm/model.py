@@ -166,7 +166,8 @@ class LVLM:
         vocabulary."""
         weight = self.decoder.head.weight
         kind = wide_dtype(weight.dtype)
-        return weight[token].to(kind) - weight.mean(dim=0, dtype=kind)
+        difference = weight[token].to(kind) - weight.mean(dim=0, dtype=kind)
+        return difference * self.decoder.logit_scale
 
     def send(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Tensors on the model's device, images in its dtype; without labels."""
@@ -271,7 +272,8 @@ def wrap(
     for block, table in zip(view.blocks, view.decoder.tables, strict=True):
         native: Any = block.native
         _, before, behind = norms_of(native)
-        block.rotate = partial(rotate_rows, table=table)
+        if decoder.turns(native):
+            block.rotate = partial(rotate_rows, table=table)
         block.norm = norm_of_rows(native.input_layernorm)
         block.feed = chain(norm_of_rows(before), native.mlp, behind)
     if check:
@@ -389,7 +391,7 @@ def verify(lvlm: LVLM, prompt: Prompt | None = None) -> list[Probe]:
     tolerance = TOLERANCE.get(lvlm.dtype, 2e-4)
     blocks = _verify_blocks(lvlm, prompt, keys, outputs, tolerance)
     words = f"{native.shape[-1]} words"
-    got = language.head(language.norm(final))
+    got = language.logits(language.norm(final))
     return [compare("logits", "the vocabulary", got, native, tolerance, words), *blocks]
 
 

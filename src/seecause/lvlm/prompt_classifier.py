@@ -401,8 +401,8 @@ def _view(
         words = words.expand(len(features), -1, -1)
         parts = [words[:, : image.start], features.to(words), words[:, image.stop :]]
         at = decoder.at(tree.positions[None].to(lvlm.device), decoder.head.weight[:1, :1])
-        h = run(separated, torch.cat(parts, dim=1), at)
-        return query.scores(decoder.head(decoder.norm(h[:, query.rows.to(h.device)])))
+        h = run(separated, torch.cat(parts, dim=1) * decoder.multiplier, at)
+        return query.scores(decoder.logits(decoder.norm(h[:, query.rows.to(h.device)])))
 
     return PromptClassifier(
         module=module,
