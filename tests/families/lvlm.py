@@ -4,7 +4,7 @@ download."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,8 +135,8 @@ def llava_siglip() -> NativeLVLM:
     return NativeLVLM(hf.LlavaForConditionalGeneration(config), processor)
 
 
-def llava_next() -> NativeLVLM:
-    words, points = tokenizer("<image>"), [[32, 64], [64, 32], [64, 64]]
+def llava_next(points: Sequence[list[int]] = ([32, 64], [64, 32], [64, 64])) -> NativeLVLM:
+    words, points = tokenizer("<image>"), list(points)
     config = hf.LlavaNextConfig(
         vision_config=hf.CLIPVisionConfig(**CLIP), text_config=hf.MistralConfig(**TEXT,
         num_key_value_heads=2, head_dim=8, sliding_window=None),

@@ -442,7 +442,8 @@ def with_deepstack(
     return torch.cat([h[:, : image.start], image_rows, h[:, image.stop :]], dim=1)
 
 
-# The vision tower of a vision-language model (LLaVA's CLIP or SigLIP, InternVL's own) as blocks:
+# The vision tower of a vision-language model (CLIP or SigLIP of LLaVA and LLaVA-NeXT, InternVL's)
+# as blocks:
 #
 #     image -> embed -> blocks -> the states of one layer, without the class token -> projector ->
 #     image tokens of the decoder
@@ -450,7 +451,11 @@ def with_deepstack(
 # LLaVA reads its tower before the last block (`vision_feature_layer` -2). That block stays in the
 # list as one that nobody reads: rows leave it as they came, so its heads do nothing, exactly.
 
-WITH_TOWER = ("LlavaForConditionalGeneration", "InternVLForConditionalGeneration")
+WITH_TOWER = (
+    "LlavaForConditionalGeneration",
+    "InternVLForConditionalGeneration",
+    "LlavaNextForConditionalGeneration",
+)
 
 
 @dataclass(eq=False)
@@ -480,6 +485,14 @@ def vision_tower(module: Any) -> VisionTower:
             f"use {' or '.join(WITH_TOWER)}",
         )
     config, inner = module.config, module.model
+    side = config.vision_config.image_size
+    if getattr(config, "image_grid_pinpoints", [[side, side]]) != [[side, side]]:
+        raise UnsupportedModel(
+            type(module).__name__,
+            f"it cuts images into tiles ({config.image_grid_pinpoints}); masks need one tile",
+            f"set image_grid_pinpoints = [[{side}, {side}]] in lvlm.module.config and in"
+            " lvlm.processor.image_processor, which changes its predictions",
+        )
     layer = config.vision_feature_layer
     if not isinstance(layer, int):
         raise UnsupportedModel(
@@ -497,11 +510,24 @@ def _llava(inner: Any, drop: int) -> VisionTower:
     assert parts.size is not None
 
     def features(states: Tensor) -> Tensor:
-        return inner.multi_modal_projector(states[:, drop:])
+        whole = inner.multi_modal_projector(states[:, drop:])
+        if not hasattr(inner, "image_newline"):
+            return whole
+        tile = whole.unflatten(1, (math.isqrt(whole.shape[1]), -1))  # LLaVA-NeXT sees it twice
+        newline = inner.image_newline.expand(*tile.shape[:2], 1, -1)
+        return torch.cat([whole, torch.cat([tile, newline], dim=2).flatten(1, 2)], dim=1)
 
     return VisionTower(
         parts.embed, parts.blocks, features, parts.layout_at, parts.patch, parts.size
     )
+
+
+def native_images(config: Any, images: Tensor) -> dict[str, Tensor]:
+    """What a model with a `vision_tower` takes for images [B, 3, H, W] of one tile each."""
+    if not hasattr(config, "image_grid_pinpoints"):
+        return {"pixel_values": images}
+    sizes = torch.tensor([images.shape[-2:]], device=images.device).expand(len(images), -1)
+    return {"pixel_values": torch.stack([images, images], dim=1), "image_sizes": sizes}
 
 
 def _internvl(inner: Any, layer: int, drop: int) -> VisionTower:
