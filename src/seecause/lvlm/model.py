@@ -25,7 +25,7 @@ from seecause.engine.verify import TOLERANCE, Probe, compare, listening, need_fi
 from seecause.engine.walk import walk
 from seecause.errors import BadInput, BadOption, UnknownName
 from seecause.files import digest
-from seecause.loading import ZOO, fetched, pretrained, pretrained_model
+from seecause.loading import ZOO, fetched, pretrained, pretrained_model, trusting
 from seecause.lvlm import prompt as prompts
 from seecause.lvlm.cache import (
     norm_of_rows,
@@ -287,6 +287,7 @@ def load(
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
     template: str | None = None,
+    trust_remote_code: bool = False,
     check: bool = True,
 ) -> LVLM:
     """Open a vision-language model and verify its view; docs/models.md lists what works.
@@ -297,6 +298,8 @@ def load(
         dtype: "float32", "bfloat16", "float16" or "float64"; None: as stored (builtin models:
             float32).
         template: A text with {image} and {question} in place of the processor's chat template.
+        trust_remote_code: Whether transformers may run code that lies beside the weights, with a
+            warning. Its class must derive from one of a supported family.
         check: Whether to verify that the view computes what the native model computes.
 
     Returns:
@@ -316,7 +319,8 @@ def load(
         raise UnknownName("vision-language model", spec, [*builtin, "hf:NAME-OR-FOLDER"])
     parse_device(device)
     kind = parse_dtype(dtype)
-    module, processor = _open(str(where))
+    with trusting(spec, trust_remote_code):
+        module, processor = _open(str(where))
     default = torch.float32 if spec in builtin else None  # builtin files hold half precision
     # quantised weights stay as they are stored, where their library put them
     if getattr(module.config, "quantization_config", None) is not None:
