@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers.models.cohere2 import modeling_cohere2
 
 from tests.families.lvlm import exact_norms
+from tests.families.native import need
 from tests.tiny import scramble
 
 BEFORE, IMAGE, BEHIND = [1, 8, 9], 4, [10, 11, 12, 13, 14]  # ids of a prompt
@@ -244,8 +245,9 @@ def granite4_vision() -> BareLVLM:
         image_token_index=IMAGE, image_grid_pinpoints=[[32, 64], [64, 32], [64, 64]],
         vision_feature_select_strategy="full", downsample_rate="1/2",
         deepstack_layer_map=[[-1, 0]], spatial_target_layers=[1, 1, 1, 1],
-        qformer_config={"num_hidden_layers": 1, "intermediate_size": 24, "model_type":
-        "blip_2_qformer", "cross_attention_frequency": 1, "use_qformer_text_input": False},
+        qformer_config={"model_type": "blip_2_qformer", "num_hidden_layers": 1,
+        "hidden_size": 64, "encoder_hidden_size": 64, "num_attention_heads": 1,
+        "intermediate_size": 24, "cross_attention_frequency": 1, "use_qformer_text_input": False},
     )  # fmt: skip
     pixels = _noise(1, 3, 3, 32, 32, image_sizes=torch.tensor([[32, 64]]))
     module = hf.Granite4VisionForConditionalGeneration(config)
@@ -253,6 +255,7 @@ def granite4_vision() -> BareLVLM:
 
 
 def molmo2() -> BareLVLM:
+    need("Molmo2Config")
     tower = {**TOWER, "image_size": [32, 32], "num_key_value_heads": 2, "head_dim": 8}
     adapter = {
         "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
