@@ -47,7 +47,8 @@ def test_every_dependency_has_the_floor_that_was_tested():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for dependency in project["dependencies"]:
+    extras = project["optional-dependencies"]
+    for dependency in (*project["dependencies"], *extras["clip"]):
         name, _, floor = dependency.partition(">=")
         assert re.search(rf"\| {name} \| {re.escape(floor)}", page), f"{name} has no tested floor"
         assert re.search(rf"'{name}=={re.escape(floor)}", makefile), f"test-oldest has no {name}"

@@ -368,7 +368,10 @@ def _open(where: str) -> tuple[Any, Any]:
             pretrained_model(AutoModelForImageTextToText, where, dtype="auto"),
             pretrained(AutoProcessor, where),
         ),
-        remedy="give a name or folder of transformers, and install what reads its weights",
+        remedy=(
+            "give a name or folder of transformers (of InternVL, one whose name ends in -hf), and"
+            " install what reads its weights"
+        ),
     )
     readers = getattr(module.config.text_config, "image_readers", None)
     return (decoder.restrict(module) if readers else module), processor
