@@ -35,6 +35,15 @@ def need(name: str) -> None:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
 
 
+def scramble_statistics(module: nn.Module) -> None:
+    """Redraw what batch norms normalise by in eval mode."""
+    generator = torch.Generator().manual_seed(0)
+    for layer in module.modules():
+        if isinstance(layer, nn.BatchNorm2d | nn.BatchNorm1d):
+            layer.running_mean.copy_(0.3 * torch.randn(layer.num_features, generator=generator))
+            layer.running_var.copy_(0.5 + torch.rand(layer.num_features, generator=generator))
+
+
 def tokenize(prompts: list[str], length: int = 8, end: int = 63) -> Tensor:
     """Words to ids [n, length], below `end`, which closes every sentence and pads it."""
     ids = torch.full((len(prompts), length), end)

@@ -194,13 +194,9 @@ def blinded_batch(
     ) -> tuple[Tensor, None]:  # fmt: skip
         groups = module.num_key_value_groups
         before = scaled_dot_product_attention(
-            query[:, :, :stop],
-            key[:, :, :stop],
-            value[:, :, :stop],
-            is_causal=True,
-            scale=scaling,
-            enable_gqa=groups > 1,
-        )
+            query[:, :, :stop], key[:, :, :stop], value[:, :, :stop], is_causal=True,
+            scale=scaling, enable_gqa=groups > 1,
+        )  # fmt: skip
         keys, values = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
         on = x[:, module.layer_idx, :, None, None]
         for mixed, mean in zip((keys, values), rotated[module.layer_idx], strict=True):
