@@ -21,7 +21,7 @@ LIBRARIES = ("torch", "torchvision", "timm", "transformers", "open_clip_torch")
 NEWER = ("Molmo2ForConditionalGeneration",)
 START, END = "<!-- families: python docs/families.py -->\n", "<!-- end -->\n"
 SUFFIXES = re.compile(
-    r"(For(ImageClassification|ConditionalGeneration|ObjectDetection|DepthEstimation"
+    r"(For(ImageClassification|VideoClassification|ConditionalGeneration|ObjectDetection|DepthEstimation"
     r"|SemanticSegmentation|InstanceSegmentation|UniversalSegmentation)|(Vision)?Model(WithProjection)?)(WithTeacher)?$"
 )
 
@@ -35,7 +35,7 @@ def table() -> str:
         ("transformers", "boxes", _families(_rows("Detection"))),
         ("transformers", "pixels", _families(_rows("Segmentation"))),
         ("transformers", "words", _families(decoder.FAMILIES)),
-        ("transformers", "film", ["VideoMAE (tokens)"]),
+        ("transformers", "film", _families(transformers.FAMILIES)),
         ("torchvision", "tokens", ["VisionTransformer"]),
         ("torchvision", "stages", staged.SPLITS["torchvision"]),
         ("open_clip_torch", "tokens", ["CLIP", "CustomTextCLIP"]),
@@ -44,7 +44,7 @@ def table() -> str:
     for library, kind, names in rows:
         lines.append(f"| {library} | {kind} | {', '.join(names)} |")
     works = (
-        f"**Tokens**: all {len(methods())} [methods](methods.md), heads, audits, repair."
+        f"**Tokens**, **film**: all {len(methods())} [methods](methods.md), heads, audits, repair."
         f" **Stages**: {len(methods('staged'))} of them (`seecause list methods --staged`), no"
         " heads."
         f" **Boxes**, **pixels**: {len(methods('dense'))}, for the row that is asked about."
