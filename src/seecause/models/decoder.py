@@ -168,7 +168,8 @@ class Decoder:
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits of the vocabulary for normed states [.., D]."""
-        return self.head(states) * self.logit_scale
+        logits = self.head(states)
+        return logits if self.logit_scale == 1 else logits * self.logit_scale
 
     def at(
         self, positions: Tensor, like: Tensor, images: Tensor | None = None, prefix: int = 0
