@@ -30,8 +30,8 @@ MANIFEST = "manifest.json"
 EVERY = 10.0  # seconds between two lines of progress where there is no terminal
 INCOMPLETE, FAILED = 1, 3  # exit codes: something is missing; a limit is not met
 WRITING = "Writing and printing"  # a panel of the help
-INPUT = dict.fromkeys(("mean", "std"), tuple[float, float, float])
-INPUT |= {"size": int | tuple[int, int], "trust_remote_code": bool}
+INPUT: dict[str, Any] = {"size": int | tuple[int, int], "trust_remote_code": bool}
+INPUT |= dict.fromkeys(("mean", "std"), tuple[float, float, float])
 VIT, BIASED = "builtin:critters-vit", "builtin:critters-biased"
 TRAIN, TEST = "critters:certified:train", "critters:balanced:test"
 

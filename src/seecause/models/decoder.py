@@ -706,12 +706,12 @@ def _grids(
         return _marked(inputs["image_grids"][0].tolist(), count)
     if hasattr(config, "projector_pooling_ratio"):  # PerceptionLM
         tiles = inputs["pixel_values"].shape[1]
-        side, shape = math.isqrt(count // tiles), (0, 0)
+        side, rows, columns = math.isqrt(count // tiles), 0, 0
         if size is not None and tiling is not None:
             given = {"img_width": size[1], "img_height": size[0], "tile_size": tiling.tile_size}
             fits = tiling._fit_image_to_canvas(**given)
-            shape = (fits or tiling._find_closest_aspect_ratio(**given))[::-1]  # columns first
-        return [Grid(side, side), *_tiles(side, tiles - 1, shape)]
+            columns, rows = fits or tiling._find_closest_aspect_ratio(**given)
+        return [Grid(side, side), *_tiles(side, tiles - 1, (rows, columns))]
     side, shape, whole_first = _side(config), (0, 0), False
     if hasattr(config, "downsample_ratio") or hasattr(config, "downsample_factor"):
         ratio = getattr(config, "downsample_ratio", None) or 1 / config.downsample_factor
@@ -767,10 +767,10 @@ def _next(config: Any, size: Sequence[int]) -> list[Grid]:
 
 def _marked(grid: Sequence[int], count: int) -> list[Grid]:
     """Molmo 2's coarse and fine grid between marks; rows of one or both end with a mark, too."""
-    low, high = grid[:2], grid[2:]
-    ends = count - 4 - math.prod(low) - math.prod(high)  # how many rows end with a mark
-    coarse = Grid(*low, newline=ends not in (0, high[0]))
-    fine = Grid(*high, newline=ends not in (0, coarse.newline * low[0]))
+    low, low_columns, high, high_columns = grid
+    ends = count - 4 - low * low_columns - high * high_columns  # how many rows end with a mark
+    coarse = Grid(low, low_columns, newline=ends not in (0, high))
+    fine = Grid(high, high_columns, newline=ends not in (0, coarse.newline * low))
     mark = Grid(1, 1, box=None)
     return [mark, coarse, Grid(1, 2, box=None), fine, mark]
 
