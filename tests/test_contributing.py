@@ -61,12 +61,9 @@ def test_every_equation_is_computed_where_the_table_says():
 def test_every_dependency_has_the_floor_that_was_tested():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").replace("-", "_").splitlines()
-    for dependency in project["dependencies"]:
+    extras = project["optional-dependencies"]
+    for dependency in (*project["dependencies"], *extras["clip"]):
         name, _, floor = dependency.partition(">=")
-        row = re.search(rf"^\| {name} \| {re.escape(floor)} \| (\S+) \|", PAGE, flags=re.M)
-        assert row, f"{name} has no tested floor"
-        assert f"{name}=={row[1]}".replace("-", "_") in pinned, (
-            f"{name} is pinned to another release"
-        )
+        row = rf"^\| {name} \| {re.escape(floor)} \|"
+        assert re.search(row, PAGE, flags=re.M), f"{name} has no tested floor"
         assert re.search(rf"'{name}=={re.escape(floor)}", makefile), f"test-oldest has no {name}"

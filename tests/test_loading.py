@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from PIL import Image
@@ -167,3 +169,29 @@ def test_pictures_for_torchvision_are_framed_by_its_own_transforms(name):
     photo = Image.fromarray(torch.randint(256, (260, 330, 3), generator=generator).byte().numpy())
     native = get_model_weights(name).DEFAULT.transforms()(photo)
     assert_close(steps(photo)[0], native, atol=1e-5, rtol=0)
+
+
+def test_code_of_a_repository_runs_only_where_it_is_allowed(tmp_path, monkeypatch, caplog):
+    from transformers import ViTConfig, ViTForImageClassification, dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    shape = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3}
+    config = ViTConfig(**shape, intermediate_size=48, image_size=32, patch_size=8, num_labels=3)
+    folder, ran = tmp_path / "repo", tmp_path / "ran"
+    ViTForImageClassification(config).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForImageClassification": "mine.Mine"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "mine.py").write_text(
+        "from pathlib import Path\nfrom transformers import ViTForImageClassification\n"
+        f"Path({str(ran)!r}).touch()\nclass Mine(ViTForImageClassification):\n    pass\n"
+    )
+    plain = sc.load(folder, **HALF)
+    assert type(plain.module) is ViTForImageClassification and not ran.exists()
+    assert "code of its repository" not in caplog.text
+    trusted = sc.load(folder, **HALF, trust_remote_code=True)
+    assert type(trusted.module).__name__ == "Mine" and ran.exists()
+    assert "code of its repository is run" in caplog.text
+    images = torch.rand(1, 3, 32, 32)
+    assert_close(trusted(images), plain(images))

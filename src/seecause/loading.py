@@ -23,6 +23,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -235,6 +236,7 @@ def load(
     dtype: torch.dtype | str | None = None,
     size: tuple[int, int] | int | None = None,
     classes: ClassNames | None = None,
+    trust_remote_code: bool = False,
     **options: Any,
 ) -> VisionModel | StagedModel | DenseModel:
     """Load a model by its name or path, and verify its view.
@@ -252,6 +254,8 @@ def load(
         dtype: A dtype such as "bfloat16"; None keeps the library's.
         size: Height and width in pixels, for a model that can be built for others.
         classes: Class names, as in `sc.wrap`.
+        trust_remote_code: Whether transformers may run code that lies beside the weights, with a
+            warning. Its class must derive from one that is supported, or have `view_parts`.
         **options: Other options of `sc.wrap` (mean, std, head, pool ...).
 
     Returns:
@@ -286,7 +290,8 @@ def load(
             if not Path(spec).exists():
                 names = [f"timm:{spec}", *(f"{library}:NAME" for library in (*LIBRARIES, *openers))]
                 raise UnknownName("model", spec, [*names, "the path of a model"])
-        source = open_source(library, name, weights=weights, size=height_and_width(size))
+        with trusting(spec, trust_remote_code):
+            source = open_source(library, name, weights=weights, size=height_and_width(size))
     source.module.to(device=device, dtype=dtype).eval().requires_grad_(False)
     wrap_options = {**source.wrap_options, **options}
     if classes is not None or options.get("head") is not None:  # names are the old head's
@@ -666,12 +671,26 @@ def _open_clip(name: str, weights: str | Path | None, size: tuple[int, int] | No
 # ---------------------------------------------------------------- transformers and PEFT
 
 TASKS = ("Classification", "Detection", "Segmentation")  # ends of classes that predict
+_TRUSTED = ContextVar("trust_remote_code", default=False)
 _UNREAD = re.compile(r"(^|\.)(pooler|mask_token)(\.|$)")  # no prediction is read through these
 
 
+@contextmanager
+def trusting(spec: str, trust_remote_code: bool) -> Iterator[None]:
+    """Let transformers run the code of a repository that is loaded in the block, with a warning;
+    otherwise no code of a repository runs."""
+    if trust_remote_code:
+        log.warning("%s: code of its repository is run with all your rights", spec)
+    token = _TRUSTED.set(trust_remote_code)
+    try:
+        yield
+    finally:
+        _TRUSTED.reset(token)
+
+
 def pretrained(loader: Any, where: str | Path, **options: Any) -> Any:
-    """`loader.from_pretrained` that never runs code of a repository."""
-    return loader.from_pretrained(where, trust_remote_code=False, **options)
+    """`loader.from_pretrained`, which runs code of a repository only inside `trusting`."""
+    return loader.from_pretrained(where, trust_remote_code=_TRUSTED.get(), **options)
 
 
 def pretrained_model(loader: Any, where: str | Path, *, labels: int = 0, **options: Any) -> Any:
@@ -714,11 +733,14 @@ def _transformers(
         kind = next((kind for kind in kinds if kind.endswith(TASKS)), "")
         if hasattr(config, "vision_config") and "ForConditionalGeneration" in str(kinds):
             raise _language_model(what)
-        loader: Any = _model_class(kind) if kind else transformers.AutoModel
+        own = (getattr(config, "auto_map", None) or {}) if _TRUSTED.get() else {}
+        automatic = next((name for name in own if name.startswith("AutoModel")), "AutoModel")
+        loader: Any = getattr(transformers, automatic) if own or not kind else _model_class(kind)
         if labels:
             loader = transformers.AutoModelForImageClassification
         if weights == "random":
-            module = loader(config) if kind else loader.from_config(config)
+            auto = {"trust_remote_code": True} if own else {}
+            module = loader.from_config(config, **auto) if auto or not kind else loader(config)
         else:
             module = fetched(what, lambda: pretrained_model(loader, where, labels=labels))
         if module.dtype in (torch.float16, torch.bfloat16):

@@ -24,6 +24,8 @@ COARSE, LEVELS = [(4, 6)], [(8, 12), (4, 6), (2, 3)]
 # by family: the module whose output is mixed, its fields, the grids in each tensor, what is held
 SEAMS = {
     "detr": ("model.encoder", ["last_hidden_state"], [COARSE], []),
+    "table_transformer": ("model.encoder", ["last_hidden_state"], [COARSE], []),
+    "rf_detr": ("model.backbone.projector", [], [[(8, 8)]], ["model.enc_output_norm.0"]),
     "segformer": ("segformer", ["hidden_states"], [[(16, 24)], *([grid] for grid in LEVELS)], []),
     "mask2former": (
         "model.pixel_level_module",
@@ -41,7 +43,7 @@ for _name in ("rt_detr", "rt_detr_v2", "d_fine"):
 
 def asked(family):
     """What is asked of each family, and how it is read off native outputs [B, ..] by hand."""
-    if "detr" in family or family == "d_fine":
+    if "detr" in family or family in ("d_fine", "table_transformer"):
         return "box:2:frog", lambda outputs: outputs.logits[:, 2, 1]
     if family == "segformer":  # answers of 16 x 24; pixels 16 to 48, 0 to 32
         return "region:16,0,48,32:train", lambda o: o.logits[:, 2, :8, 4:12].mean(dim=(1, 2))

@@ -28,6 +28,7 @@ MISTAKES = {  # words -> what is said
     f"explain {SAMPLE} --classes missing.txt": "missing.txt",
     f"explain {SAMPLE} --input mean=0.5,x,1": "mean=R,G,B",
     f"explain {SAMPLE} --input size=big": "size=H[,W]",
+    f"explain {SAMPLE} --input trust_remote_code=maybe": "trust_remote_code=true",
     f"explain {SAMPLE} --input shape=3": "mean=R,G,B",
     f"explain {SAMPLE} --seed -1": "--seed",
     f"explain {SAMPLE} --device tpu": "--device",

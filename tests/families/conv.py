@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.families.native import HALF, Native
+from tests.families.native import HALF, Native, scramble_statistics
 
 SIZE = (48, 80)  # 3 x 5 cells of 16 pixels
 OPTIONS = {**HALF, "size": SIZE}
@@ -32,13 +32,8 @@ def _densenet(module: Any) -> Native:
 
 
 def _vgg(module: Any) -> Native:
-    return Native(
-        module,
-        [layer for layer in module.features if isinstance(layer, nn.MaxPool2d)],
-        module,
-        OPTIONS,
-        size=SIZE,
-    )
+    ends = [layer for layer in module.features if isinstance(layer, nn.MaxPool2d)]
+    return Native(module, ends, module, OPTIONS, size=SIZE)
 
 
 def torchvision_resnet() -> Native:
@@ -96,15 +91,10 @@ def timm_vgg_bn() -> Native:
 CONV_FAMILIES = {
     f.__name__: f
     for f in (
-        torchvision_resnet,
-        timm_resnet,
-        torchvision_densenet,
-        timm_densenet,
-        torchvision_vgg,
-        torchvision_vgg_bn,
-        timm_vgg_bn,
+        torchvision_resnet, timm_resnet, torchvision_densenet, timm_densenet, torchvision_vgg,
+        torchvision_vgg_bn, timm_vgg_bn,
     )
-}
+}  # fmt: skip
 
 
 def tiny_conv(family: str, dtype: torch.dtype = torch.float64) -> Native:
@@ -114,10 +104,6 @@ def tiny_conv(family: str, dtype: torch.dtype = torch.float64) -> Native:
 
     native = CONV_FAMILIES[family]()
     scramble(native.module)
-    generator = torch.Generator().manual_seed(0)
-    for layer in native.module.modules():
-        if isinstance(layer, nn.BatchNorm2d):
-            layer.running_mean.copy_(0.3 * torch.randn(layer.num_features, generator=generator))
-            layer.running_var.copy_(0.5 + torch.rand(layer.num_features, generator=generator))
+    scramble_statistics(native.module)
     native.module.to(dtype).requires_grad_(False)
     return native

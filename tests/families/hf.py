@@ -1,4 +1,5 @@
-"""Tiny transformers models: ViT, DeiT, DINOv2 (with registers), DINOv3, CLIP, SigLIP.
+"""Tiny transformers models: ViT, DeiT, DINOv2 (with registers), DINOv3, I-JEPA, CLIP, MetaCLIP 2,
+SigLIP.
 
 Where a config takes square pictures only, positions are interpolated to `SIZE`.
 """
@@ -31,6 +32,10 @@ def _classifier(module: Any, options: dict, **asked: bool) -> Native:
     return _native(module, options, lambda images: module(images, **asked).logits)
 
 
+def _resized(module: Any) -> Native:
+    return _classifier(module, OTHER_SIZE, interpolate_pos_encoding=True)
+
+
 def hf_vit() -> Native:
     config = hf.ViTConfig(**BASE, **LABELS, image_size=SIZE, qkv_bias=False)
     return _classifier(hf.ViTForImageClassification(config), HALF)
@@ -40,9 +45,7 @@ def hf_vit_other_size() -> Native:
     config = hf.ViTConfig(
         **BASE, id2label=dict(enumerate("abcdefg")), image_size=32, hidden_dropout_prob=0.1
     )
-    return _classifier(
-        hf.ViTForImageClassification(config), OTHER_SIZE, interpolate_pos_encoding=True
-    )
+    return _resized(hf.ViTForImageClassification(config))
 
 
 def hf_vit_backbone() -> Native:
@@ -104,11 +107,9 @@ def _dual(kind: str) -> Any:
     config = getattr(hf, f"{kind}Config")
     vision = {**BASE, "image_size": 32, "projection_dim": 16}
     return config(
-        text_config=text,
-        vision_config=vision,
-        **({"projection_dim": 16} if kind == "CLIP" else {}),
-        **LABELS,
-    )
+        text_config=text, vision_config=vision,
+        **({} if kind == "Siglip" else {"projection_dim": 16}), **LABELS,
+    )  # fmt: skip
 
 
 def _zero_shot(module: Any) -> Native:
@@ -134,9 +135,20 @@ def hf_clip_tower() -> Native:
 
 
 def hf_clip_classifier() -> Native:
-    return _classifier(
-        hf.CLIPForImageClassification(_dual("CLIP")), OTHER_SIZE, interpolate_pos_encoding=True
-    )
+    return _resized(hf.CLIPForImageClassification(_dual("CLIP")))
+
+
+def hf_metaclip_2() -> Native:
+    return _zero_shot(hf.MetaClip2Model(_dual("MetaClip2")))
+
+
+def hf_metaclip_2_classifier() -> Native:
+    return _resized(hf.MetaClip2ForImageClassification(_dual("MetaClip2")))
+
+
+def hf_ijepa() -> Native:
+    config = hf.IJepaConfig(**BASE, **LABELS, image_size=32)
+    return _resized(hf.IJepaForImageClassification(config))
 
 
 def hf_siglip() -> Native:
@@ -153,9 +165,7 @@ def hf_siglip_tower() -> Native:
 
 
 def hf_siglip_classifier() -> Native:
-    return _classifier(
-        hf.SiglipForImageClassification(_dual("Siglip")), OTHER_SIZE, interpolate_pos_encoding=True
-    )
+    return _resized(hf.SiglipForImageClassification(_dual("Siglip")))
 
 
 FAMILIES = {
@@ -163,7 +173,7 @@ FAMILIES = {
     for f in (
         hf_vit, hf_vit_other_size, hf_vit_backbone, hf_deit, hf_deit_distilled, hf_dinov2,
         hf_dinov2_swiglu, hf_dinov2_registers, hf_dinov3,
-        hf_clip, hf_clip_tower, hf_clip_classifier, hf_siglip, hf_siglip_tower,
-        hf_siglip_classifier,
+        hf_clip, hf_clip_tower, hf_clip_classifier, hf_metaclip_2, hf_metaclip_2_classifier,
+        hf_ijepa, hf_siglip, hf_siglip_tower, hf_siglip_classifier,
     )
 }  # fmt: skip

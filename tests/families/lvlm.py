@@ -4,7 +4,7 @@ download."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,23 +20,9 @@ from transformers.masking_utils import sdpa_mask
 from tests.tiny import scramble
 
 WORDS = [
-    "USER",
-    ":",
-    "ASSISTANT",
-    "what",
-    "is",
-    "in",
-    "the",
-    "picture",
-    "this",
-    "?",
-    ".",
-    "cat",
-    "dog",
-    "a",
-    "red",
-    "blue",
-]
+    "USER", ":", "ASSISTANT", "what", "is", "in", "the", "picture", "this", "?", ".", "cat",
+    "dog", "a", "red", "blue",
+]  # fmt: skip
 WORDS += ["A", "B", "C", "A.", "B.", "C.", "Answer", "with", "letter", "of", "right", "option."]
 CHAT = (
     "{% for m in messages %}USER : {% for c in m['content'] %}{{ IMAGE if c['type'] == 'image' else"
@@ -48,14 +34,9 @@ TEXT: dict[str, Any] = dict(
     pad_token_id=0, bos_token_id=1, eos_token_id=2,
 )  # fmt: skip
 CLIP = dict(
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=3,
-    num_attention_heads=2,
-    image_size=32,
-    patch_size=8,
-    projection_dim=16,
-)
+    hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2,
+    image_size=32, patch_size=8, projection_dim=16,
+)  # fmt: skip
 
 
 @dataclass
@@ -84,23 +65,25 @@ def _chat(image: str) -> str:
     return CHAT.replace("IMAGE", json.dumps(image))
 
 
-def _llava(**text: Any) -> NativeLVLM:
-    words = tokenizer("<image>")
+def _llava(vision: Any = None, **text: Any) -> NativeLVLM:
+    """LLaVA on CLIP; or on a SigLIP tower, which has no class token and is read behind its last
+    block."""
+    words, kept = tokenizer("<image>"), "default" if vision is None else "full"
     config = hf.LlavaConfig(
-        vision_config=hf.CLIPVisionConfig(**CLIP), text_config=hf.LlamaConfig(**{**TEXT, **text}),
+        vision_config=vision or hf.CLIPVisionConfig(**CLIP),
+        text_config=hf.LlamaConfig(**{**TEXT, **text}),
         image_token_index=words.convert_tokens_to_ids("<image>"),
-        vision_feature_layer=-2, vision_feature_select_strategy="default",
+        vision_feature_layer=-1 if vision else -2, vision_feature_select_strategy=kept,
     )  # fmt: skip
     pictures = hf.CLIPImageProcessor(
         size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
     )
+    if vision is not None:
+        pictures = hf.SiglipImageProcessor(size={"height": 32, "width": 32})
     processor = hf.LlavaProcessor(
-        pictures,
-        words,
-        patch_size=8,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-    )
+        pictures, words, patch_size=8, vision_feature_select_strategy=kept,
+        num_additional_image_tokens=int(vision is None),
+    )  # fmt: skip
     return NativeLVLM(hf.LlavaForConditionalGeneration(config), processor)
 
 
@@ -113,96 +96,61 @@ def llava_grouped() -> NativeLVLM:
 
 
 def llava_siglip() -> NativeLVLM:
-    """LLaVA on a SigLIP tower, which has no class token and is read behind its last block."""
-    words = tokenizer("<image>")
-    vision = hf.SiglipVisionConfig(
-        **{name: value for name, value in CLIP.items() if name != "projection_dim"},
-        vision_use_head=False,
-    )
-    config = hf.LlavaConfig(
-        vision_config=vision, text_config=hf.LlamaConfig(**TEXT),
-        image_token_index=words.convert_tokens_to_ids("<image>"),
-        vision_feature_layer=-1, vision_feature_select_strategy="full",
-    )  # fmt: skip
-    pictures = hf.SiglipImageProcessor(size={"height": 32, "width": 32})
-    processor = hf.LlavaProcessor(
-        pictures,
-        words,
-        patch_size=8,
-        vision_feature_select_strategy="full",
-        num_additional_image_tokens=0,
-    )
-    return NativeLVLM(hf.LlavaForConditionalGeneration(config), processor)
+    return _llava(_siglip())
 
 
-def llava_next() -> NativeLVLM:
-    words, points = tokenizer("<image>"), [[32, 64], [64, 32], [64, 64]]
+def _siglip() -> Any:
+    shape = {name: value for name, value in CLIP.items() if name != "projection_dim"}
+    return hf.SiglipVisionConfig(**shape, vision_use_head=False)
+
+
+def llava_next(points: Sequence[list[int]] = ([32, 64], [64, 32], [64, 64])) -> NativeLVLM:
+    words, points = tokenizer("<image>"), list(points)
     config = hf.LlavaNextConfig(
         vision_config=hf.CLIPVisionConfig(**CLIP), text_config=hf.MistralConfig(**TEXT,
         num_key_value_heads=2, head_dim=8, sliding_window=None),
         image_token_index=words.convert_tokens_to_ids("<image>"), vision_feature_layer=-2,
         image_grid_pinpoints=points,
     )  # fmt: skip
-    pictures = hf.LlavaNextImageProcessor(
-        size={"shortest_edge": 32},
-        crop_size={"height": 32, "width": 32},
-        image_grid_pinpoints=points,
-    )
+    side = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+    pictures = hf.LlavaNextImageProcessor(**side, image_grid_pinpoints=points)
     processor = hf.LlavaNextProcessor(
-        pictures,
-        words,
-        patch_size=8,
-        vision_feature_select_strategy="default",
+        pictures, words, patch_size=8, vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
-    )
+    )  # fmt: skip
     return NativeLVLM(hf.LlavaNextForConditionalGeneration(config), processor)
 
 
 def internvl(**more: Any) -> NativeLVLM:
     names = {
-        "start_image_token": "<img>",
-        "end_image_token": "</img>",
-        "context_image_token": "<IMG_CONTEXT>",
-        "video_token": "<video>",
-    }
+        "start_image_token": "<img>", "end_image_token": "</img>",
+        "context_image_token": "<IMG_CONTEXT>", "video_token": "<video>",
+    }  # fmt: skip
     words = tokenizer(*names.values(), **names)
     sizes = dict(
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=[32, 32],
-        patch_size=[8, 8],
-    )
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        image_size=[32, 32], patch_size=[8, 8],
+    )  # fmt: skip
     vision = hf.InternVLVisionConfig(**sizes, **more)
     text = hf.Qwen2Config(**TEXT, num_key_value_heads=2)
-    config = hf.InternVLConfig(
-        vision_config=vision,
-        text_config=text,
-        image_token_id=words.convert_tokens_to_ids("<IMG_CONTEXT>"),
-    )
+    image = words.convert_tokens_to_ids("<IMG_CONTEXT>")
+    config = hf.InternVLConfig(vision_config=vision, text_config=text, image_token_id=image)
     pictures = hf.GotOcr2ImageProcessor(
         size={"height": 32, "width": 32}, crop_to_patches=True, min_patches=1, max_patches=4
     )
     processor = hf.InternVLProcessor(
-        pictures,
-        words,
-        hf.InternVLVideoProcessor(),
-        image_seq_length=4,
+        pictures, words, hf.InternVLVideoProcessor(), image_seq_length=4,
         chat_template=_chat("<IMG_CONTEXT>"),
-    )
+    )  # fmt: skip
     return NativeLVLM(hf.InternVLForConditionalGeneration(config), processor)
 
 
 def _qwen(kind: str, vision: dict[str, Any], **text: Any) -> NativeLVLM:
     special = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
     words = tokenizer(*special)
-    ids = {
-        f"{name}_token_id": words.convert_tokens_to_ids(token)
-        for name, token in zip(
-            ("image", "video", "vision_start", "vision_end"), special, strict=True
-        )
-    }
+    names = ("image", "video", "vision_start", "vision_end")
+    numbers = words.convert_tokens_to_ids(list(special))
+    ids = {f"{name}_token_id": i for name, i in zip(names, numbers, strict=True)}
     config = getattr(hf, f"{kind}Config")(
         vision_config=vision, text_config={**TEXT, "num_key_value_heads": 2, **text}, **ids
     )
@@ -210,67 +158,42 @@ def _qwen(kind: str, vision: dict[str, Any], **text: Any) -> NativeLVLM:
         patch_size=8, merge_size=2, size={"shortest_edge": 16 * 16, "longest_edge": 64 * 64}
     )
     video = hf.Qwen3VLVideoProcessor() if kind == "Qwen3VL" else hf.Qwen2VLVideoProcessor()
-    name = {
-        "Qwen2VL": "Qwen2VLProcessor",
-        "Qwen2_5_VL": "Qwen2_5_VLProcessor",
-        "Qwen3VL": "Qwen3VLProcessor",
-    }[kind]
-    processor = getattr(hf, name)(
+    processor = getattr(hf, f"{kind}Processor")(
         pictures, words, video, chat_template=_chat("<|vision_start|> <|image_pad|> <|vision_end|>")
     )
     return NativeLVLM(getattr(hf, f"{kind}ForConditionalGeneration")(config), processor)
 
 
 def _rope(*sections: int, **more: Any) -> dict[str, Any]:
-    return {
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 100.0,
-            "mrope_section": list(sections),
-            **more,
-        }
-    }
+    table = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": list(sections)}
+    return {"rope_parameters": {**table, **more}}
 
 
 def qwen2_vl() -> NativeLVLM:
-    return _qwen(
-        "Qwen2VL",
-        dict(depth=2, embed_dim=16, hidden_size=32, num_heads=2, mlp_ratio=2, patch_size=8),
-        **_rope(2, 1, 1),
-    )
+    vision = dict(depth=2, embed_dim=16, hidden_size=32, num_heads=2, mlp_ratio=2, patch_size=8)
+    return _qwen("Qwen2VL", vision, **_rope(2, 1, 1))
 
 
 def qwen2_5_vl() -> NativeLVLM:
     vision = dict(
-        depth=2,
-        hidden_size=16,
-        out_hidden_size=32,
-        num_heads=2,
-        intermediate_size=24,
-        patch_size=8,
-        window_size=32,
-        fullatt_block_indexes=[1],
-    )
+        depth=2, hidden_size=16, out_hidden_size=32, num_heads=2, intermediate_size=24,
+        patch_size=8, window_size=32, fullatt_block_indexes=[1],
+    )  # fmt: skip
     return _qwen("Qwen2_5_VL", vision, **_rope(1, 1, 2))
 
 
 def qwen3_vl() -> NativeLVLM:
     vision = dict(
         depth=3, hidden_size=16, out_hidden_size=32, num_heads=2, intermediate_size=24,
-        patch_size=8, num_position_embeddings=16,
-        deepstack_visual_indexes=[0, 2],
+        patch_size=8, num_position_embeddings=16, deepstack_visual_indexes=[0, 2],
     )  # fmt: skip
     return _qwen("Qwen3VL", vision, head_dim=12, **_rope(2, 2, 2, mrope_interleaved=True))
 
 
 def _paligemma(text: Any) -> NativeLVLM:
     words = tokenizer("<image>")
-    vision = hf.SiglipVisionConfig(
-        **{name: value for name, value in CLIP.items() if name != "projection_dim"},
-        vision_use_head=False,
-    )
     config = hf.PaliGemmaConfig(
-        vision_config=vision, text_config=text, projection_dim=32, hidden_size=32,
+        vision_config=_siglip(), text_config=text, projection_dim=32, hidden_size=32,
         image_token_index=words.convert_tokens_to_ids("<image>"),
     )  # fmt: skip
     pictures = hf.SiglipImageProcessor(size={"height": 32, "width": 32})
@@ -331,6 +254,10 @@ def exact_norms(module: nn.Module) -> None:
                 norm.weight = child.weight
                 if type(child).__name__.startswith("Gemma"):  # they hold the weight less one
                     norm.weight = nn.Parameter(1 + child.weight.detach())
+                setattr(parent, name, norm)
+            if type(child).__name__ == "Cohere2LayerNorm":
+                norm = nn.LayerNorm(child.weight.shape, child.variance_epsilon, bias=False)
+                norm.weight = child.weight
                 setattr(parent, name, norm)
 
 

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 import transformers as hf
 from torch import Tensor
+from transformers.models.cohere2 import modeling_cohere2
 
 from tests.families.lvlm import exact_norms
+from tests.families.native import need
 from tests.tiny import scramble
 
 BEFORE, IMAGE, BEHIND = [1, 8, 9], 4, [10, 11, 12, 13, 14]  # ids of a prompt
@@ -100,20 +102,25 @@ def qwen3_vl_moe() -> BareLVLM:
     return BareLVLM(module, _grid(4, 6, block), block, "2 x 3")
 
 
-def glm4v() -> BareLVLM:
+def glm4v(kind: str = "Glm4v") -> BareLVLM:
     vision = dict(
         depth=2, hidden_size=16, out_hidden_size=32, num_heads=2, intermediate_size=24,
         patch_size=8, image_size=32, temporal_patch_size=2, spatial_merge_size=2,
     )  # fmt: skip
     rope = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
     text = {**TEXT, "rope_parameters": {**rope, "mrope_section": [1, 1, 0]}}
-    config = hf.Glm4vConfig(
+    config = getattr(hf, f"{kind}Config")(
         vision_config=vision, text_config=text, image_token_id=IMAGE, video_token_id=7,
         image_start_token_id=20, image_end_token_id=21, video_start_token_id=22,
         video_end_token_id=23,
     )  # fmt: skip
     block = [IMAGE] * 6
-    return BareLVLM(hf.Glm4vForConditionalGeneration(config), _grid(4, 6, block), block, "2 x 3")
+    module = getattr(hf, f"{kind}ForConditionalGeneration")(config)
+    return BareLVLM(module, _grid(4, 6, block), block, "2 x 3")
+
+
+def glm46v() -> BareLVLM:
+    return glm4v("Glm46V")
 
 
 def gemma3() -> BareLVLM:
@@ -190,17 +197,106 @@ def ovis2() -> BareLVLM:
     return BareLVLM(module, _noise(3, 3, 32, 32), block, "2 x 2 + 1 x 1 + 2 x 2 + 1 x 1 + 2 x 2")
 
 
+def perception_lm() -> BareLVLM:
+    shape = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
+    vision = hf.TimmWrapperConfig(architecture="test_vit", model_args={**shape, "global_pool": ""})
+    config = hf.PerceptionLMConfig(
+        vision_config=vision, text_config=hf.LlamaConfig(**TEXT), image_token_id=IMAGE,
+        projector_pooling_ratio=2,
+    )  # fmt: skip
+    module = hf.PerceptionLMForConditionalGeneration(config)
+    return BareLVLM(module, _noise(1, 3, 3, 32, 32), [IMAGE] * 12, "2 x 2 + 2 x 2 + 2 x 2")
+
+
+def aya_vision() -> BareLVLM:
+    text = hf.Cohere2Config(
+        **TEXT, head_dim=8, sliding_window=64, layer_types=["sliding_attention", "full_attention"]
+    )
+    config = hf.AyaVisionConfig(
+        vision_config=hf.SiglipVisionConfig(**TOWER, vision_use_head=False), text_config=text,
+        image_token_index=IMAGE, vision_feature_layer=-1,
+    )  # fmt: skip
+    module = hf.AyaVisionForConditionalGeneration(config)
+    block = _tiles([MARK], [OTHER_MARK])
+    return BareLVLM(module, _noise(3, 3, 32, 32), block, "2 x 2 + 1 x 1 + 2 x 2 + 1 x 1 + 2 x 2")
+
+
+GRANITE: dict[str, Any] = dict(
+    embedding_multiplier=1.5, residual_multiplier=0.6, attention_multiplier=0.3, logits_scaling=2.0
+)
+
+
+def granite_vision() -> BareLVLM:
+    """LLaVA-NeXT around Granite."""
+    config = hf.LlavaNextConfig(
+        vision_config=hf.CLIPVisionConfig(**TOWER), text_config=hf.GraniteConfig(**TEXT, **GRANITE),
+        image_token_index=IMAGE, image_grid_pinpoints=[[32, 64], [64, 32], [64, 64]],
+    )  # fmt: skip
+    pixels = _noise(1, 3, 3, 32, 32, image_sizes=torch.tensor([[32, 64]]))
+    module = hf.LlavaNextForConditionalGeneration(config)
+    return BareLVLM(module, pixels, [IMAGE] * (16 + 4 * 9), "4 x 4 + 4 x 8 with newlines")
+
+
+def granite4_vision() -> BareLVLM:
+    tower = {**TOWER, "hidden_size": 64, "num_attention_heads": 4}
+    text = {**TEXT, **GRANITE}
+    config = hf.Granite4VisionConfig(
+        vision_config=hf.SiglipVisionConfig(**tower, vision_use_head=False), text_config=text,
+        image_token_index=IMAGE, image_grid_pinpoints=[[32, 64], [64, 32], [64, 64]],
+        vision_feature_select_strategy="full", downsample_rate="1/2",
+        deepstack_layer_map=[[-1, 0]], spatial_target_layers=[1, 1, 1, 1],
+        qformer_config={"model_type": "blip_2_qformer", "num_hidden_layers": 1,
+        "hidden_size": 64, "encoder_hidden_size": 64, "num_attention_heads": 1,
+        "intermediate_size": 24, "cross_attention_frequency": 1, "use_qformer_text_input": False},
+    )  # fmt: skip
+    pixels = _noise(1, 3, 3, 32, 32, image_sizes=torch.tensor([[32, 64]]))
+    module = hf.Granite4VisionForConditionalGeneration(config)
+    return BareLVLM(module, pixels, [IMAGE] * (4 + 2 * 5), "2 x 2 + 2 x 4 with newlines")
+
+
+def molmo2() -> BareLVLM:
+    need("Molmo2Config")
+    tower = {**TOWER, "image_size": [32, 32], "num_key_value_heads": 2, "head_dim": 8}
+    adapter = {
+        "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
+        "intermediate_size": 24, "text_hidden_size": 32, "vision_feature_layer": [1, 0],
+    }  # fmt: skip
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
+    config = hf.Molmo2Config(
+        vision_config=tower, adapter_config=adapter, image_patch_id=IMAGE,
+        text_config={**TEXT, "head_dim": 8, "additional_vocab_size": 8, **rope},
+    )  # fmt: skip
+    row = [*[IMAGE] * 4, OTHER_MARK]
+    block = [MARK, *[IMAGE] * 4, MARK, MARK, *row, *row, MARK]
+    kinds = _kinds(block)
+    kinds[:, len(BEFORE) : len(BEFORE) + len(block)] = 1
+    pooling = torch.arange(48).view(12, 4)  # twelve tokens of four patches each, of three crops
+    pixels = _noise(
+        3, 16, 192, image_token_pooling=pooling, image_grids=torch.tensor([[2, 2, 2, 4]]),
+        image_num_crops=torch.tensor([3]), mm_token_type_ids=kinds,
+    )  # fmt: skip
+    places = "1 x 1 + 2 x 2 + 1 x 2 + 2 x 4 with newlines + 1 x 1"
+    return BareLVLM(hf.Molmo2ForConditionalGeneration(config), pixels, block, places)
+
+
 MORE: dict[str, Callable[[], BareLVLM]] = {
     f.__name__: f
     for f in (
-        llava_onevision, vipllava, qwen3_vl_moe, glm4v, gemma3, idefics3, smolvlm, mistral3,
-        pixtral, ovis2,
+        llava_onevision, vipllava, qwen3_vl_moe, glm4v, glm46v, gemma3, idefics3, smolvlm, mistral3,
+        pixtral, ovis2, perception_lm, aya_vision, granite_vision, granite4_vision, molmo2,
     )
 }  # fmt: skip
 
 
+def _turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    """Cohere 2's rotation of neighbours, which it computes in single precision."""
+    half = modeling_cohere2.rotate_half
+    return tuple(x * cos[:, None] + half(x) * sin[:, None] for x in (q, k))
+
+
 def bare_lvlm(family: str, seed: int = 0) -> BareLVLM:
-    """A scrambled model of one family in float64, its norms exact."""
+    """A scrambled model of one family in float64, its norms exact, and Cohere's rotation."""
+    modeling_cohere2.apply_rotary_pos_emb = _turned
     torch.manual_seed(seed)
     bare = MORE[family]()
     scramble(bare.module, seed)

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 HALF: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
@@ -25,6 +27,21 @@ class Native:
     forward: Callable[[Tensor], Tensor]
     options: dict
     size: tuple[int, int] = SIZE
+
+
+def need(name: str) -> None:
+    """Skip a test whose family the installed transformers has not got."""
+    if not hasattr(transformers, name):
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+
+
+def scramble_statistics(module: nn.Module) -> None:
+    """Redraw what batch norms normalise by in eval mode."""
+    generator = torch.Generator().manual_seed(0)
+    for layer in module.modules():
+        if isinstance(layer, nn.BatchNorm2d | nn.BatchNorm1d):
+            layer.running_mean.copy_(0.3 * torch.randn(layer.num_features, generator=generator))
+            layer.running_var.copy_(0.5 + torch.rand(layer.num_features, generator=generator))
 
 
 def tokenize(prompts: list[str], length: int = 8, end: int = 63) -> Tensor:

@@ -13,11 +13,9 @@ def _clip(*, bias: float | None = None, **options: object) -> Native:
     vision = dict(layers=4, width=24, head_width=8, patch_size=8, image_size=SIZE, **options)
     module = CLIP(16, vision, TEXT_TOWER, quick_gelu=True, init_logit_bias=bias)
     return Native(
-        module,
-        module.visual.transformer.resblocks,
-        lambda images: module.get_logits(images, prompts())[0],
-        HALF | TEXT,
-    )
+        module, module.visual.transformer.resblocks,
+        lambda images: module.get_logits(images, prompts())[0], HALF | TEXT,
+    )  # fmt: skip
 
 
 def open_clip_clip() -> Native:
@@ -36,11 +34,9 @@ def open_clip_tower() -> Native:
     )
     head = matrix(16)
     return Native(
-        module,
-        module.transformer.resblocks,
-        lambda images: module(images) @ head.to(images.dtype).T,
-        {**HALF, "head": head},
-    )
+        module, module.transformer.resblocks,
+        lambda images: module(images) @ head.to(images.dtype).T, {**HALF, "head": head},
+    )  # fmt: skip
 
 
 def open_clip_timm() -> Native:
@@ -55,23 +51,15 @@ def open_clip_timm() -> Native:
     visual = TimmModel.__new__(TimmModel)  # its constructor knows registered names only
     nn.Module.__init__(visual)
     visual.trunk = VisionTransformer(
-        img_size=SIZE,
-        patch_size=8,
-        embed_dim=24,
-        depth=4,
-        num_heads=3,
-        num_classes=0,
-        class_token=False,
-        global_pool="map",
-    )
+        img_size=SIZE, patch_size=8, embed_dim=24, depth=4, num_heads=3, num_classes=0,
+        class_token=False, global_pool="map",
+    )  # fmt: skip
     visual.head = nn.Sequential(nn.Linear(24, 16))
     module.visual = visual
     return Native(
-        module,
-        visual.trunk.blocks,
-        lambda images: module.get_logits(images, prompts())[0],
+        module, visual.trunk.blocks, lambda images: module.get_logits(images, prompts())[0],
         HALF | TEXT,
-    )
+    )  # fmt: skip
 
 
 FAMILIES = {

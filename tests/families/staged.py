@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
-from tests.families.native import HALF, Native
+from tests.families.native import HALF, Native, scramble_statistics
 
 SIZE = (64, 96)  # 4 x 6 cells of 16 pixels
 DEPTHS = (2, 1, 2, 1)  # windows are shifted in every second block
@@ -101,11 +100,7 @@ def tiny_staged(family: str, dtype: torch.dtype = torch.float64) -> StagedNative
     torch.manual_seed(0)
     native = STAGED_FAMILIES[family]()
     scramble(native.module)
-    generator = torch.Generator().manual_seed(0)
-    for layer in native.module.modules():
-        if isinstance(layer, nn.BatchNorm2d | nn.BatchNorm1d):
-            layer.running_mean.copy_(0.3 * torch.randn(layer.num_features, generator=generator))
-            layer.running_var.copy_(0.5 + torch.rand(layer.num_features, generator=generator))
+    scramble_statistics(native.module)
     native.module.to(dtype).requires_grad_(False)
     return native
 

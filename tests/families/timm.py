@@ -66,14 +66,9 @@ def _eva(**options: object) -> Native:
     from timm.models.eva import Eva
 
     base = dict(
-        img_size=SIZE,
-        patch_size=8,
-        embed_dim=24,
-        depth=4,
-        num_heads=3,
-        num_classes=7,
+        img_size=SIZE, patch_size=8, embed_dim=24, depth=4, num_heads=3, num_classes=7,
         use_rot_pos_emb=True,
-    )
+    )  # fmt: skip
     module = Eva(**{**base, **options})
     return Native(module, module.blocks, module, HALF)
 
@@ -84,12 +79,9 @@ def timm_eva() -> Native:
 
 def timm_eva_registers() -> Native:
     return _eva(
-        num_reg_tokens=2,
-        attn_type="rope",
-        rope_rotate_half=True,
-        global_pool="token",
+        num_reg_tokens=2, attn_type="rope", rope_rotate_half=True, global_pool="token",
         use_abs_pos_emb=False,
-    )
+    )  # fmt: skip
 
 
 FAMILIES = {

@@ -9,14 +9,9 @@ def _vit(**options: object) -> Native:
     from torchvision.models.vision_transformer import VisionTransformer
 
     base = dict(
-        image_size=32,
-        patch_size=8,
-        num_layers=4,
-        num_heads=3,
-        hidden_dim=24,
-        mlp_dim=48,
+        image_size=32, patch_size=8, num_layers=4, num_heads=3, hidden_dim=24, mlp_dim=48,
         num_classes=7,
-    )
+    )  # fmt: skip
     module = VisionTransformer(**{**base, **options})
     return Native(module, module.encoder.layers, module, HALF, size=(32, 32))
 

@@ -6,7 +6,7 @@ from functools import cache, partial
 
 import seecause as sc
 from seecause.lvlm.prompt import render
-from tests.families.lvlm import internvl, llava_siglip, photo, tiny_lvlm
+from tests.families.lvlm import internvl, llava_next, llava_siglip, photo, tiny_lvlm
 from tests.helpers import noise
 
 QUESTION = "what is this ?"
@@ -17,6 +17,7 @@ FAMILIES = {
     "internvl": "internvl",
     "normed": partial(internvl, use_qk_norm=True),
     "siglip": llava_siglip,
+    "next": partial(llava_next, [[32, 32]]),
 }
 
 

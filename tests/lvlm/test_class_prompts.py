@@ -57,7 +57,7 @@ def test_what_cannot_be_asked_is_refused(tmp_path):
             BadInput,
             lambda: ask(view, ["cat", "zebra"], question=QUESTION),
         ),
-        "tiled or packed": (UnsupportedModel, lambda: ask(other, NAMES)),
+        "cuts images into tiles": (UnsupportedModel, lambda: ask(other, NAMES)),
         "after the question": (UnsupportedModel, lambda: ask(behind, NAMES[:2], **labels)),
         "or model.export": (NotDefined, lambda: sc.background.prune_heads(model, [(0, 0)])),
         "Use model.export": (NotDefined, lambda: sc.background.export(model, [(0, 0)], tmp_path)),

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause import critters
-from seecause.errors import NotDefined, UnsupportedModel, ViewMismatch
+from seecause.errors import BadOption, NotDefined, UnsupportedModel, ViewMismatch
 from seecause.lvlm.prompt_classifier import verify_answers
 from tests.families.lvlm import photo, tiny_lvlm
 from tests.helpers import hooks
@@ -81,7 +81,7 @@ def test_heads_of_the_block_that_llava_drops_score_exactly_zero():
     assert torch.equal(ablated, model(images))
 
 
-@pytest.mark.parametrize("family", ["llava", "internvl"])
+@pytest.mark.parametrize("family", ["llava", "internvl", "next"])
 def test_the_exported_model_answers_like_the_ablated_one(family, tmp_path):
     model, heads = asked(family), [(0, 1), (1, 0)]
     before, left = model(pictures()), hooks(model.module)  # transformers keeps some of its own
@@ -126,6 +126,18 @@ def test_images_that_a_processor_pads_are_refused(monkeypatch):
     monkeypatch.setattr(type(view.processor.image_processor), "to_json_string", lambda self: padded)
     with pytest.raises(UnsupportedModel, match="pads images to a square"):
         sc.lvlm.classifier(view, NAMES, question=QUESTION)
+
+
+def test_images_in_several_tiles_are_refused_with_the_remedy():
+    native = tiny_lvlm("llava_next")
+    view = sc.lvlm.wrap(native.module, native.processor)
+    with pytest.raises(UnsupportedModel, match=r"image_grid_pinpoints = \[\[32, 32\]\]"):
+        sc.lvlm.classifier(view, NAMES, question=QUESTION)
+    native.module.config.image_grid_pinpoints = [[32, 32]]
+    with pytest.raises(BadOption, match="as in the model's config"):
+        sc.lvlm.classifier(view, NAMES, question=QUESTION)
+    native.processor.image_processor.image_grid_pinpoints = [[32, 32]]
+    assert sc.lvlm.classifier(view, NAMES, question=QUESTION).preprocess.size == (32, 32)
 
 
 def test_pictures_have_the_size_of_the_tower_whatever_the_processor_says(monkeypatch):

@@ -3,6 +3,8 @@ replacement, edits last; the rest is refused by name."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import transformers as hf
@@ -13,7 +15,7 @@ from seecause.lvlm import MaskEngine, edited_heads, load, wrap
 from seecause.lvlm.bank import bank_of_prompts
 from seecause.lvlm.model import verify
 from seecause.models.block import same
-from seecause.models.decoder import FAMILIES, REFUSED
+from seecause.models.decoder import FAMILIES, REFUSED, find, rotate
 from tests.families.lvlm import tiny_lvlm
 from tests.families.lvlm_more import MORE, TOWER, bare_lvlm
 from tests.lvlm.scenes import some
@@ -51,11 +53,20 @@ def test_view_masks_and_edits_equal_the_native_model(family):
     assert_close(native[TOKEN] - native.mean(), own, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize(("family", "part"), [("glm4v", "rotate"), ("gemma3", "branch")])
-def test_what_is_new_in_a_family_belongs_to_its_view(family, part):
+@pytest.mark.parametrize(
+    ("family", "part", "instead"),
+    [
+        ("glm4v", "rotate", lambda x, at: x),
+        ("gemma3", "branch", same),
+        ("granite_vision", "branch", same),
+        ("aya_vision", "parallel", False),
+        ("aya_vision", "rotate", partial(rotate, table="rope")),
+    ],
+)
+def test_what_is_new_in_a_family_belongs_to_its_view(family, part, instead):
     bare = bare_lvlm(family)
     lvlm = wrap(bare.module, check=False)
-    setattr(lvlm.blocks[1], part, same if part == "branch" else lambda x, at: x)
+    setattr(lvlm.blocks[1], part, instead)
     with pytest.raises(ViewMismatch) as refusal:
         verify(lvlm, lvlm.read(bare.inputs()))
     assert refusal.value.where in ("layers.1", "the vocabulary")
@@ -72,6 +83,10 @@ def test_others_are_refused_by_name_with_the_reason():
     with pytest.raises(UnsupportedModel, match="learned positions, not rotary"):
         wrap(hf.Blip2ForConditionalGeneration(config))
     assert not set(REFUSED) & set(FAMILIES)
+    text = hf.Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"])
+    config = hf.Lfm2VlConfig(vision_config={**TOWER, "num_patches": 16}, text_config=text)
+    with torch.device("meta"), pytest.raises(UnsupportedModel, match="convolutions"):
+        find(hf.Lfm2VlForConditionalGeneration(config))
 
 
 def test_weights_elsewhere_are_refused_in_words():

@@ -16,7 +16,8 @@ from tokenizers import pre_tokenizers
 
 from seecause.models.decoder import Grid, ImageTokens, image_tokens
 from tests.families.lvlm import internvl, photo, tokenizer
-from tests.families.lvlm_more import idefics3, ovis2
+from tests.families.lvlm_more import aya_vision, idefics3, molmo2, ovis2, perception_lm
+from tests.families.native import need
 
 SIDE = 32  # pixels of a view; each is 2 x 2 tokens
 TILES = [f"<row_{r}_col_{c}>" for r in range(1, 7) for c in range(1, 7)]
@@ -54,11 +55,39 @@ def _intern() -> tuple[Any, Any, str]:
     return native.module.config, native.processor, "<IMG_CONTEXT>"
 
 
+def _perception() -> tuple[Any, Any, str]:
+    words = tokenizer("<image>", "<video>", image_token="<image>", video_token="<video>")
+    pictures = hf.PerceptionLMImageProcessor(tile_size=SIDE, max_num_tiles=6)
+    video = hf.PerceptionLMVideoProcessor()
+    processor = hf.PerceptionLMProcessor(video, pictures, words, patch_size=8, pooling_ratio=2)
+    config = perception_lm().module.config
+    config.image_token_id = words.image_token_id
+    return config, processor, "<image>"
+
+
+def _aya() -> tuple[Any, Any, str]:
+    tiles = [f"TILE_{i}" for i in range(1, 7)]
+    marks = ["<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "TILE_GLOBAL", *tiles]
+    words = tokenizer("<image>", *marks)
+    words.add_tokens(marks, special_tokens=True)
+    pictures = hf.GotOcr2ImageProcessor(
+        size={"height": SIDE, "width": SIDE}, crop_to_patches=True, min_patches=1, max_patches=6
+    )
+    processor = hf.AyaVisionProcessor(
+        pictures, words, patch_size=8, img_size=SIDE, downsample_factor=2
+    )
+    config = aya_vision().module.config
+    config.image_token_index = words.convert_tokens_to_ids("<|IMG_PATCH|>")
+    return config, processor, "<image>"
+
+
 TILED: dict[str, Callable[[], tuple[Any, Any, str]]] = {
     "internvl": _intern,
     "idefics3": lambda: _idefics("Idefics3"),
     "idefics3 without lines": lambda: _idefics("Idefics3", lines=False),
     "smolvlm": lambda: _idefics("SmolVLM"),
+    "perception_lm": _perception,
+    "aya_vision": _aya,
     "ovis2": lambda: _ovis(True),
     "ovis2 by shape": lambda: _ovis(False),
 }
@@ -122,3 +151,27 @@ def test_a_fine_grid_that_is_too_large_is_shrunk(most, side):
     base, fine = image_tokens(config, inputs, places).parts
     assert (base.rows, base.columns) == (2, 2)
     assert (fine.rows, fine.columns, fine.newline) == (side, side, True)
+
+
+@pytest.mark.parametrize(
+    "marked", [{}, {"use_single_crop_col_tokens": False}, {"image_use_col_tokens": False}]
+)
+@pytest.mark.parametrize("size", [(64, 96), (32, 32), (40, 200)])
+def test_grids_of_molmo_lie_between_its_marks(marked, size):
+    need("Molmo2Processor")
+    marks = ["im_patch", "im_col", "im_start", "low_res_im_start", "im_end", "im_low"]
+    marks = ["<|image|>", "<|video|>", "<frame_start>", "<frame_end>", *(f"<{m}>" for m in marks)]
+    words = tokenizer(*marks)
+    words.add_tokens(marks, special_tokens=True)
+    options = {"overlap_margins": [1, 1], "patch_size": 4, "pooling_size": [2, 2], "max_crops": 6}
+    pictures = hf.Molmo2ImageProcessor(size={"height": SIDE, "width": SIDE}, **options)
+    processor = hf.Molmo2Processor(pictures, hf.Molmo2VideoProcessor(), words, **marked)
+    text = ["USER : <|image|> what is this ?"]
+    inputs = processor(images=[photo(size)], text=text, return_tensors="pt")
+    spots = (inputs["mm_token_type_ids"][0] == 1).nonzero()[:, 0]
+    ids = inputs["input_ids"][0, spots[0] : spots[-1] + 1]
+    tokens = image_tokens(molmo2().module.config, inputs, torch.ones(len(ids), dtype=torch.bool))
+    patches = ids == words.convert_tokens_to_ids("<im_patch>")
+    shown = tokens.maps(patches)
+    assert all(bool(part.all()) for _, part in shown)
+    assert sum(part.numel() for _, part in shown) == int(patches.sum())

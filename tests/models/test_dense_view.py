@@ -104,3 +104,9 @@ def test_chosen_queries_stay_those_of_the_explained_picture():
 def test_pixels_of_a_box_are_those_inside_of_the_frame(corners, rows, columns):
     mask = rectangle(corners, (6, 8))
     assert mask.nonzero().tolist() == [[row, column] for row in rows for column in columns]
+
+
+def test_windows_that_lose_their_places_are_refused():
+    """transformers cuts the windows of RF-DETR's tower with height and width swapped."""
+    with pytest.raises(ViewMismatch, match="places"):
+        sc.wrap(tiny_dense("rf_detr").module, mean=(0.5,) * 3, std=(0.5,) * 3, size=(64, 96))

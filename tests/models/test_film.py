@@ -17,7 +17,7 @@ from seecause.engine.sweep import selection
 from seecause.engine.trace import blank_image
 from seecause.errors import BadImage, NotDefined
 from seecause.models.preprocess import Film, Preprocess, from_record
-from tests.families.film import FRAMES, SIDE, as_frames, videomae
+from tests.families.film import FRAMES, SIDE, as_frames, videomae, vjepa2
 from tests.helpers import noise
 from tests.reference import caap as slow_caap
 from tests.tiny import scramble
@@ -25,50 +25,60 @@ from tests.tiny import scramble
 CELLS = (3, 2, 3)
 
 
+@pytest.fixture(scope="module", params=[videomae, vjepa2])
+def each(request):
+    """A scrambled model, its view, and two inputs as the view takes them."""
+    return made(request.param)
+
+
 @pytest.fixture(scope="module")
 def tiny():
-    """A scrambled model, its view, and two inputs as the view takes them."""
+    return made(videomae)
+
+
+def made(family):
     torch.manual_seed(0)
-    native = videomae()
+    native = family()
     scramble(native.module).double().requires_grad_(False)
     model = sc.wrap(native.module, **native.options)
     return native, model, noise(2, len(model.preprocess.mean), *native.size)
 
 
-def near() -> list[list[int]]:
+def near(cells) -> list[list[int]]:
     """Neighbours of every patch by loops, in time too."""
-    places = [tuple(map(int, place)) for place in np.ndindex(*CELLS)]
+    places = [tuple(map(int, place)) for place in np.ndindex(*cells)]
     return [
         [i for i, b in enumerate(places) if max(abs(x - y) for x, y in zip(a, b, strict=True)) <= 1]
         for a in places
     ]
 
 
-def test_a_view_predicts_like_its_native_model(tiny):
-    native, model, images = tiny
+def test_a_view_predicts_like_its_native_model(each):
+    native, model, images = each
     assert_close(model(images), native.forward(images), atol=1e-10, rtol=0)
-    assert model.layout.cells == CELLS
-    inputs = as_frames(images)  # as processors return them
+    wide = native.size[1]
+    assert model.layout.cells == (3, 2, wide // 8)
+    inputs = as_frames(images, wide)  # as processors return them
     assert torch.equal(model.prepare(inputs), images)
     assert torch.equal(model.prepare({"pixel_values": inputs}), images)
 
 
 @pytest.mark.parametrize("tail", ["source", "patched"])
 @torch.no_grad()
-def test_caap_equals_the_slow_twin(tiny, tail):
-    native, model, images = tiny
+def test_caap_equals_the_slow_twin(each, tail):
+    native, model, images = each
     plan = make_plan(model, model.layout, tail=tail, layers=None)
     blank = blank_image(model, native.size)
     fast = sweep(model, images, blank, selection(model.layout.cells), plan).interventions
     for donor, logits in zip(images.split(1), fast, strict=True):
         slow = slow_caap.caap(
-            native.forward, native.blocks, blank, donor, near(), tail=tail,
+            native.forward, native.blocks, blank, donor, near(model.layout.cells), tail=tail,
             first=plan.start, last=plan.stop, prefix=model.layout.prefix, live=plan.live,
         )  # fmt: skip
         assert_close(logits, slow, atol=1e-10, rtol=0)
         assert (slow.amax(dim=0) - slow.amin(dim=0)).max() > 1e-3
     maps = sc.attribute(model, images, 2, tail=tail, score="logit").maps
-    assert_close(maps, fast[..., 2].unflatten(1, CELLS), atol=1e-12, rtol=0)
+    assert_close(maps, fast[..., 2].unflatten(1, model.layout.cells), atol=1e-12, rtol=0)
 
 
 def test_results_are_saved_drawn_and_measured(tiny, tmp_path):

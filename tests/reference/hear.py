@@ -28,7 +28,10 @@ Means = list[
 
 
 def image_span(module: Any, inputs: dict[str, Any]) -> tuple[int, int]:
-    places = (inputs["input_ids"][0] == module.config.image_token_id).nonzero()[:, 0]
+    shown = inputs["input_ids"][0] == module.config.image_token_id
+    if "image_grids" in inputs:  # of Molmo 2: marks see the picture as its tokens do
+        shown = inputs["mm_token_type_ids"][0] == 1
+    places = shown.nonzero()[:, 0]
     return int(places[0]), int(places[-1]) + 1
 
 
@@ -191,13 +194,9 @@ def blinded_batch(
     ) -> tuple[Tensor, None]:  # fmt: skip
         groups = module.num_key_value_groups
         before = scaled_dot_product_attention(
-            query[:, :, :stop],
-            key[:, :, :stop],
-            value[:, :, :stop],
-            is_causal=True,
-            scale=scaling,
-            enable_gqa=groups > 1,
-        )
+            query[:, :, :stop], key[:, :, :stop], value[:, :, :stop], is_causal=True,
+            scale=scaling, enable_gqa=groups > 1,
+        )  # fmt: skip
         keys, values = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
         on = x[:, module.layer_idx, :, None, None]
         for mixed, mean in zip((keys, values), rotated[module.layer_idx], strict=True):
@@ -328,11 +327,14 @@ class _Lazily:
         self.means, self.tables, self.span = means, tables, slice(start, stop)
 
     def __getitem__(self, layer: int) -> tuple[Tensor, Tensor]:
-        cos, sin = (table[0, self.span] for table in self.tables[layer])
         keys, values = self.means[layer]
+        if layer not in self.tables:
+            return keys, values
+        cos, sin = (table[0, self.span] for table in self.tables[layer])
         width = cos.shape[-1]
         turned, still = keys[..., :width], keys[..., width:]
-        if width < keys.shape[-1]:  # of GLM: neighbours are pairs
+        paired = torch.equal(cos[..., 0::2], cos[..., 1::2])  # of Cohere
+        if paired or width < keys.shape[-1]:  # of GLM: neighbours are pairs
             if not torch.equal(cos[..., 0::2], cos[..., 1::2]):  # transformers before 5.17
                 cos, sin = (x[..., : width // 2].repeat_interleave(2, dim=-1) for x in (cos, sin))
             other = torch.stack([-turned[..., 1::2], turned[..., 0::2]], dim=-1).flatten(-2)
@@ -343,11 +345,12 @@ class _Lazily:
 
 @contextmanager
 def rotations(module: Any) -> Iterator[dict[int, tuple[Tensor, Tensor]]]:
-    """The cosines and sines each attention layer is given."""
+    """The cosines and sines each attention layer is given; none where it does not use them."""
     tables: dict[int, tuple[Tensor, Tensor]] = {}
 
     def hear(attention: Any, _: Any, given: dict[str, Any]) -> None:
-        tables[attention.layer_idx] = given["position_embeddings"]
+        if type(attention).__name__ != "Cohere2Attention" or attention.sliding_window:
+            tables[attention.layer_idx] = given["position_embeddings"]
 
     handles = [
         layer.self_attn.register_forward_pre_hook(hear, with_kwargs=True)

@@ -15,12 +15,11 @@ def next_words(module: Any, ids: Sequence[int], image: Tensor) -> Tensor:
     """Log-probabilities [S, V] of what follows each token of a prompt about one picture [3, H,
     W]."""
     tokens = torch.tensor([list(ids)])
-    out = module(
-        input_ids=tokens,
-        pixel_values=image[None],
-        attention_mask=torch.ones_like(tokens),
-        use_cache=False,
-    )
+    shown = {"pixel_values": image[None]}
+    if hasattr(module.config, "image_grid_pinpoints"):  # the whole, and one tile that is the whole
+        shown = {"pixel_values": image.repeat(1, 2, 1, 1, 1)}
+        shown["image_sizes"] = torch.tensor([image.shape[1:]])
+    out = module(input_ids=tokens, **shown, attention_mask=torch.ones_like(tokens), use_cache=False)
     return out.logits[0].log_softmax(dim=-1)
 
 

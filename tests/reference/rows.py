@@ -37,11 +37,14 @@ def mixed_answers(
     `entering`, tokens that the module is given under this name are mixed, not what it gives."""
     if entering:
         return _mixed_input(forward, module, entering, levels[0], context, donor, weights, held)
-    theirs = _tensors(output_of(forward, module, donor), fields)
+    donated = output_of(forward, module, donor)
+    theirs = _tensors(donated, fields)
     fixed = [output_of(forward, part, donor) for part in held]
     size = (donor.shape[-2], donor.shape[-1])
 
     def put(output: Any) -> Any:
+        if not fields:  # a map, alone
+            return output + place_weights(weights, levels[0][0], size) * (donated - output)
         mine = _tensors(output, fields)
         for (place, tensor), (_, other), grids in zip(mine, theirs, levels, strict=True):
             shares = [place_weights(weights, grid, size) for grid in grids]

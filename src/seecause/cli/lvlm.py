@@ -15,8 +15,8 @@ from seecause.cli.shared import (
     Out,
     Output,
     Printing,
+    Trusting,
     Values,
-    Where,
     loading,
     only_downloads_have_bars,
     pick_device,
@@ -61,7 +61,7 @@ class Asked:
     model: LVLMName = LLAVA
     bank: Path | None = None
     calibration: Values = None
-    where: Where = Where()
+    where: Trusting = Trusting()
 
     @property
     def knows_critters(self) -> bool:
@@ -91,7 +91,8 @@ class Asked:
         shown = open_image(image)
         if self.knows_critters and not output.quiet:
             warn_outside(self.model, [image], suggest="hf:llava-hf/llava-1.5-7b-hf")
-        return shown, load_lvlm(self.model, self.where.device, self.where.dtype)
+        where = self.where
+        return shown, load_lvlm(self.model, where.device, where.dtype, where.trust_remote_code)
 
     def average(self, lvlm: LVLM) -> MeanBank:
         """A saved bank, or one made now."""
@@ -303,7 +304,7 @@ def bank(
     *images: Annotated[str, Parameter(name="IMAGE")],
     model: LVLMName = LLAVA,
     size: Annotated[list[tuple[int, int]] | None, Parameter(consume_multiple=False)] = None,
-    where: Where = Where(),
+    where: Trusting = Trusting(),
     out: Out = Path("bank"),
     output: Output = Output(),
 ) -> int:
@@ -327,7 +328,7 @@ def bank(
     with loading(model, quiet=output.quiet):
         shown = [open_image(file) for file in files]
         shapes = Counter((each.height, each.width) for each in shown)
-        lvlm = load_lvlm(model, where.device, where.dtype)
+        lvlm = load_lvlm(model, where.device, where.dtype, where.trust_remote_code)
         result = make_bank(lvlm, shown, sizes=size or [shapes.most_common(1)[0][0]])
     facts = {"command": "lvlm bank", "out": str(out), "model": model, "images": len(files)}
     with result_folder(out, facts, overwrite=output.overwrite) as folder:
@@ -335,11 +336,12 @@ def bank(
     return output.finish(facts, [f"bank: {out} ({result!r})"])
 
 
-def load_lvlm(name: str, device: Any, dtype: str | None) -> LVLM:
+def load_lvlm(name: str, device: Any, dtype: str | None, trust: bool = False) -> LVLM:
     """Load and verify a vision-language model."""
     from seecause.lvlm import load
 
     only_downloads_have_bars()
     picked = pick_device(device) if device in ("auto", "cuda") else device
     default = "float32" if picked == "cpu" else None  # half precision is slow on a CPU
-    return load(name, device=picked, dtype=default if dtype is None else dtype)
+    dtype = default if dtype is None else dtype
+    return load(name, device=picked, dtype=dtype, trust_remote_code=trust)

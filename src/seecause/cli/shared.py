@@ -30,7 +30,8 @@ MANIFEST = "manifest.json"
 EVERY = 10.0  # seconds between lines of progress without a terminal
 INCOMPLETE, FAILED = 1, 3  # exit codes: something is missing; a limit is not met
 WRITING = "Writing and printing"  # a panel of the help
-INPUT = dict.fromkeys(("mean", "std"), tuple[float, float, float]) | {"size": int | tuple[int, int]}
+INPUT: dict[str, Any] = {"size": int | tuple[int, int], "trust_remote_code": bool}
+INPUT |= dict.fromkeys(("mean", "std"), tuple[float, float, float])
 VIT, BIASED = "builtin:critters-vit", "builtin:critters-biased"
 TRAIN, TEST = "critters:certified:train", "critters:balanced:test"
 
@@ -97,6 +98,18 @@ class Where:
 
 @Parameter(name="*", group="Model")
 @dataclass(frozen=True, kw_only=True)
+class Trusting(Where):
+    """Where a model runs, and whether code of its repository does.
+
+    Attributes:
+        trust_remote_code: Run code that lies beside the weights.
+    """
+
+    trust_remote_code: bool = False
+
+
+@Parameter(name="*", group="Model")
+@dataclass(frozen=True, kw_only=True)
 class Reading(Where):
     """How a model is loaded, and where it runs.
 
@@ -105,7 +118,8 @@ class Reading(Where):
             folder instead of the pretrained weights, or 'random'.
         classes: A file with class names in the model's order: one a line, or JSON.
         input: How images are prepared, if the model's own values are wrong: mean=R,G,B,
-            std=R,G,B or size=H[,W]; repeat for more.
+            std=R,G,B or size=H[,W]; repeat for more. trust_remote_code=true runs the code of a
+            repository.
     """
 
     weights: str | None = None
@@ -119,7 +133,7 @@ class Reading(Where):
             options[name] = (options[name],) * 3 if accepts(float, options[name]) else options[name]
         for name, value in options.items():
             if name not in INPUT or not accepts(INPUT[name], value):
-                expected = "mean=R,G,B, std=R,G,B or size=H[,W]"
+                expected = "mean=R,G,B, std=R,G,B, size=H[,W] or trust_remote_code=true"
                 raise BadOption("--input", f"{name}={value}", expected)
         if self.classes is not None:
             from seecause.loading import read_class_names

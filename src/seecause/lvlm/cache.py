@@ -110,7 +110,11 @@ def norm_of_rows(native: Any) -> Fn:
             return F.rms_norm(x, native.weight.shape, native.weight, native.variance_epsilon)
         return native(x)
 
-    return run if hasattr(native, "variance_epsilon") else native
+    return (
+        run
+        if type(native).__name__.endswith("RMSNorm") and hasattr(native, "variance_epsilon")
+        else native
+    )
 
 
 def with_own_text(

@@ -107,7 +107,7 @@ class HeadActivations:
         alone[head] = self.outputs[layer, head]
         both = torch.stack([alone, torch.zeros_like(alone)]).flatten(1)[None]  # [1, 2, H*dh]
         mixed = block.mix(both)
-        return wide(decoder.head(decoder.norm(mixed[:, :1] - mixed[:, 1:])))[0, 0]
+        return wide(decoder.logits(decoder.norm(mixed[:, :1] - mixed[:, 1:])))[0, 0]
 
 
 class MaskedRows:

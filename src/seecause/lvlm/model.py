@@ -25,7 +25,7 @@ from seecause.engine.verify import TOLERANCE, Probe, compare, listening, need_fi
 from seecause.engine.walk import walk
 from seecause.errors import BadInput, BadOption, UnknownName
 from seecause.files import digest
-from seecause.loading import ZOO, fetched, pretrained, pretrained_model
+from seecause.loading import ZOO, fetched, pretrained, pretrained_model, trusting
 from seecause.lvlm import prompt as prompts
 from seecause.lvlm.cache import (
     norm_of_rows,
@@ -166,7 +166,8 @@ class LVLM:
         vocabulary."""
         weight = self.decoder.head.weight
         kind = wide_dtype(weight.dtype)
-        return weight[token].to(kind) - weight.mean(dim=0, dtype=kind)
+        difference = weight[token].to(kind) - weight.mean(dim=0, dtype=kind)
+        return difference * self.decoder.logit_scale
 
     def send(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Tensors on the model's device, images in its dtype; without labels."""
@@ -271,7 +272,8 @@ def wrap(
     for block, table in zip(view.blocks, view.decoder.tables, strict=True):
         native: Any = block.native
         _, before, behind = norms_of(native)
-        block.rotate = partial(rotate_rows, table=table)
+        if decoder.turns(native):
+            block.rotate = partial(rotate_rows, table=table)
         block.norm = norm_of_rows(native.input_layernorm)
         block.feed = chain(norm_of_rows(before), native.mlp, behind)
     if check:
@@ -285,6 +287,7 @@ def load(
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
     template: str | None = None,
+    trust_remote_code: bool = False,
     check: bool = True,
 ) -> LVLM:
     """Open a vision-language model and verify its view; docs/models.md lists what works.
@@ -295,6 +298,8 @@ def load(
         dtype: "float32", "bfloat16", "float16" or "float64"; None: as stored (builtin models:
             float32).
         template: A text with {image} and {question} in place of the processor's chat template.
+        trust_remote_code: Whether transformers may run code that lies beside the weights, with a
+            warning. Its class must derive from one of a supported family.
         check: Whether to verify that the view computes what the native model computes.
 
     Returns:
@@ -314,7 +319,8 @@ def load(
         raise UnknownName("vision-language model", spec, [*builtin, "hf:NAME-OR-FOLDER"])
     parse_device(device)
     kind = parse_dtype(dtype)
-    module, processor = _open(str(where))
+    with trusting(spec, trust_remote_code):
+        module, processor = _open(str(where))
     default = torch.float32 if spec in builtin else None  # builtin files hold half precision
     # quantised weights stay as they are stored, where their library put them
     if getattr(module.config, "quantization_config", None) is not None:
@@ -362,7 +368,10 @@ def _open(where: str) -> tuple[Any, Any]:
             pretrained_model(AutoModelForImageTextToText, where, dtype="auto"),
             pretrained(AutoProcessor, where),
         ),
-        remedy="give a name or folder of transformers, and install what reads its weights",
+        remedy=(
+            "give a name or folder of transformers (of InternVL, one whose name ends in -hf), and"
+            " install what reads its weights"
+        ),
     )
     readers = getattr(module.config.text_config, "image_readers", None)
     return (decoder.restrict(module) if readers else module), processor
@@ -389,7 +398,7 @@ def verify(lvlm: LVLM, prompt: Prompt | None = None) -> list[Probe]:
     tolerance = TOLERANCE.get(lvlm.dtype, 2e-4)
     blocks = _verify_blocks(lvlm, prompt, keys, outputs, tolerance)
     words = f"{native.shape[-1]} words"
-    got = language.head(language.norm(final))
+    got = language.logits(language.norm(final))
     return [compare("logits", "the vocabulary", got, native, tolerance, words), *blocks]
 
 

@@ -26,7 +26,13 @@ from torch import Tensor
 from seecause.errors import BadInput
 from seecause.models.base import check_eval_mode
 from seecause.models.block import At
-from seecause.models.decoder import ImageTokens, arriving, image_tokens, planted_span
+from seecause.models.decoder import (
+    ImageTokens,
+    arriving,
+    image_tokens,
+    planted_span,
+    with_deepstack,
+)
 
 if TYPE_CHECKING:
     from seecause.lvlm.model import LVLM
@@ -46,7 +52,7 @@ class Prompt:
     tokens: ImageTokens  # the grids of the image tokens
     pieces: tuple[str, ...]  # of the text rows, readable
     # [1, N, D] each: added to image rows behind the first blocks
-    deepstack: tuple[Tensor, ...] = ()
+    deepstack: tuple[Tensor | None, ...] = ()
     # what the native model takes
     inputs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     size: tuple[int, int] | None = None  # height and width of the image
@@ -156,16 +162,20 @@ def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: tuple[int, int] | None 
     tokens = image_tokens(lvlm.module.config, inputs, places[image].cpu(), size, tiling)
     arrived = arriving(lvlm.module, lvlm.decoder.native, dict(inputs))
     embeddings, positions = arrived["inputs_embeds"].to(ids.device), arrived.get("position_ids")
+    embeddings = embeddings * lvlm.decoder.multiplier
     if positions is None:
         positions = torch.arange(len(ids))[None]
     positions = positions.to(ids.device)
     if positions.ndim == 3 and len(positions) == 4:  # the first axis is for packing only
         positions = positions[1:]
-    deepstack = []
-    for feature in arrived.get("deepstack_visual_embeds") or ():  # tokens between have none
-        spread = feature.new_zeros(1, image.stop - image.start, feature.shape[-1])
-        spread[0, places[image].to(feature.device)] = feature
-        deepstack.append(spread.to(ids.device))
+    before: Mapping[int, Tensor] = arrived.get("deepstack_features") or {}  # added before a layer
+    behind = arrived.get("deepstack_visual_embeds") or [
+        before.get(layer) for layer in range(1, 1 + max(before, default=0))
+    ]
+    deepstack = tuple(_spread(feature, places[image], embeddings) for feature in behind)
+    if 0 in before:
+        first = (_spread(before[0], places[image], embeddings),)
+        embeddings = with_deepstack(embeddings, first, 0, image)
     images = torch.where(places, (places.diff(prepend=places[:1]) != 0).cumsum(dim=0), -1)
     return Prompt(
         ids=ids,
@@ -174,11 +184,20 @@ def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: tuple[int, int] | None 
         image=image,
         tokens=tokens,
         pieces=lvlm.pieces(ids[image.stop :]),
-        deepstack=tuple(deepstack),
+        deepstack=deepstack,
         inputs=inputs,
         size=size,
         prefix=prefix,
     )
+
+
+def _spread(feature: Tensor | None, places: Tensor, like: Tensor) -> Tensor | None:
+    """Features of image tokens [n, D] as rows of the image [1, N, D]; zeros for tokens between."""
+    if feature is None:
+        return None
+    spread = like.new_zeros(1, len(places), feature.shape[-1])
+    spread[0, places] = feature.to(spread)
+    return spread
 
 
 def _prefix_length(inputs: Mapping[str, Any], image: slice) -> int:
@@ -206,6 +225,8 @@ def _image_places(lvlm: LVLM, inputs: Mapping[str, Any]) -> Tensor:
     """[S] bool: the image tokens of one sequence; raises if it cannot be traced."""
     ids = inputs["input_ids"][0]
     places = ids == lvlm.module.config.image_token_id
+    if "image_grids" in inputs:  # Molmo 2: marks also see all of the image
+        places = inputs["mm_token_type_ids"][0] == 1
     if not bool(places.any()) or inputs.get("pixel_values") is None:
         raise BadInput(
             "a prompt without image tokens",

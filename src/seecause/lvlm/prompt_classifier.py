@@ -55,7 +55,7 @@ from seecause.models.block import (
     wide,
     wide_dtype,
 )
-from seecause.models.decoder import VisionTower, run, vision_tower
+from seecause.models.decoder import VisionTower, native_images, run, vision_tower
 from seecause.models.preprocess import Preprocess, preprocess_from_processor
 from seecause.models.view import Readout, VisionModel
 from seecause.options import checked
@@ -320,7 +320,8 @@ def classifier(
     by: By = "name_ll",
     check: bool = True,
 ) -> PromptClassifier:
-    """Make a classifier of LLaVA-1.5 or InternVL; other families tile or pack their images.
+    """Make a classifier of LLaVA-1.5, InternVL, or a LLaVA-NeXT whose `image_grid_pinpoints` hold
+    one tile; other families tile or pack their images.
 
     Args:
         lvlm: A model returned by `sc.lvlm.load` or `sc.lvlm.wrap`.
@@ -401,8 +402,8 @@ def _view(
         words = words.expand(len(features), -1, -1)
         parts = [words[:, : image.start], features.to(words), words[:, image.stop :]]
         at = decoder.at(tree.positions[None].to(lvlm.device), decoder.head.weight[:1, :1])
-        h = run(separated, torch.cat(parts, dim=1), at)
-        return query.scores(decoder.head(decoder.norm(h[:, query.rows.to(h.device)])))
+        h = run(separated, torch.cat(parts, dim=1) * decoder.multiplier, at)
+        return query.scores(decoder.logits(decoder.norm(h[:, query.rows.to(h.device)])))
 
     return PromptClassifier(
         module=module,
@@ -440,9 +441,10 @@ def _native(lvlm: LVLM, query: ClassQuery, images: Tensor, count: int) -> Tensor
     """Logits of classes by the native forward, one of the first `count` sequences at a time."""
     shape = (len(images), len(query.rows), lvlm.decoder.head.out_features)
     logits = torch.zeros(shape, dtype=lvlm.dtype, device=lvlm.device)
+    shown = native_images(lvlm.module.config, images)
     for number, sequence in enumerate(query.sequences[:count]):
         ids = torch.tensor([sequence], device=lvlm.device).expand(len(images), -1)
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": images}
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **shown}
         native = lvlm.module(**inputs, use_cache=False).logits
         rows = torch.tensor([query.tree.row(number, place) for place in range(len(sequence))])
         read = torch.isin(rows, query.rows)
@@ -456,7 +458,11 @@ def _frame(lvlm: LVLM, tower: VisionTower) -> Preprocess:
     if lvlm.processor is None:
         raise BadOption("processor", None, "a model wrapped with it: wrap(module, processor)")
     config = json.loads(lvlm.processor.image_processor.to_json_string())
-    if config.get("do_pad"):
+    tiles = getattr(lvlm.module.config, "image_grid_pinpoints", None)
+    if tiles != config.get("image_grid_pinpoints"):
+        expected = f"{tiles}, as in the model's config"
+        raise BadOption("image_grid_pinpoints", config.get("image_grid_pinpoints"), expected)
+    if config.get("do_pad") and tiles is None:  # one tile is not padded
         raise UnsupportedModel(
             lvlm.name,
             "its processor pads images to a square",

@@ -89,7 +89,7 @@ class AnswerEngine(MaskedRows):
     ) -> Tensor:
         """[M, W, V]: the logits from which each word is chosen, after the words before it."""
         masks = self._masks(heads, text, image)
-        return self._answers(masks, lambda h: wide(self.lvlm.decoder.head(h)))
+        return self._answers(masks, lambda h: wide(self.lvlm.decoder.logits(h)))
 
     def protocol(self) -> dict[str, Any]:
         return {**super().protocol(), "targets": self.targets}

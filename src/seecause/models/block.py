@@ -217,7 +217,8 @@ def times(owner: Any, name: str) -> Fn:
 
 @dataclass(eq=False)
 class Block:
-    """A block `h + scale1(mix(attention(norm(h))))`, then `+ feed(.)`, in native parts.
+    """A block `h + scale1(mix(attention(norm(h))))`, then `+ feed(.)` of that (or, in `parallel`,
+    of h), in native parts.
 
     `native` is the module whose output must equal this block's output; `verify` puts a forward hook
     on it. Its weights are in `owner`.
@@ -241,6 +242,7 @@ class Block:
     lanes: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     sub_norm: Fn = same  # between heads and output projection, [B, R, H*dh]
     branch: Fn = same  # LayerScale or post-norm of the attention branch
+    parallel: bool = False  # the MLP branch reads the block's input, not the attention's output
     # the module that owns the weights, if `native` is only a hook point (`nn.Identity`)
     holder: nn.Module | None = None
 
@@ -291,7 +293,7 @@ class Block:
         projection [B, R, H, dh] -> the block's output [B, R, D]."""
         carried = carried if gate is None else carried * gate[..., None]
         middle = h + self.branch(self.mix(carried.flatten(2)))
-        return middle + self.feed(middle)
+        return middle + self.feed(h if self.parallel else middle)
 
     def __call__(self, h: Tensor, at: At, gate: Tensor | None = None) -> Tensor:
         """The plain block: all rows attend to all rows, with the fused kernel."""

@@ -19,6 +19,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from itertools import groupby
 from typing import Any, cast
@@ -94,7 +95,7 @@ Additive = Callable[[At, At], Tensor]  # what `rows` add to their scores of `key
 # classes that work, and their common names
 FAMILIES = {
     "LlavaForConditionalGeneration": "LLaVA-1.5, Pixtral",
-    "LlavaNextForConditionalGeneration": "LLaVA-NeXT",
+    "LlavaNextForConditionalGeneration": "LLaVA-NeXT, Granite Vision 3",
     "LlavaOnevisionForConditionalGeneration": "LLaVA-OneVision",
     "VipLlavaForConditionalGeneration": "VipLLaVA",
     "InternVLForConditionalGeneration": "InternVL",
@@ -103,15 +104,22 @@ FAMILIES = {
     "Qwen3VLForConditionalGeneration": "Qwen3-VL",
     "Qwen3VLMoeForConditionalGeneration": "Qwen3-VL-MoE",
     "Glm4vForConditionalGeneration": "GLM-4V",
+    "Glm46VForConditionalGeneration": "GLM-4.6V",
     "Gemma3ForConditionalGeneration": "Gemma 3",
     "PaliGemmaForConditionalGeneration": "PaliGemma 1 and 2",
     "Idefics3ForConditionalGeneration": "Idefics 3",
     "SmolVLMForConditionalGeneration": "SmolVLM",
     "Mistral3ForConditionalGeneration": "Mistral 3",
     "Ovis2ForConditionalGeneration": "Ovis 2",
+    "PerceptionLMForConditionalGeneration": "PerceptionLM",
+    "AyaVisionForConditionalGeneration": "Aya Vision",
+    "Granite4VisionForConditionalGeneration": "Granite Vision 4",
+    "Molmo2ForConditionalGeneration": "Molmo 2",
 }
 _CROSS = "words read its image by cross-attention, not as tokens of the sequence"
 _DISCRETE = "its image is words of a code book, not image tokens"
+_HYBRID = "its decoder is a hybrid with linear attention, which has no keys to exchange"
+_GEMMA_4 = "blocks differ in the width of their heads, and some read keys of other blocks"
 # classes that are refused, with the reason
 REFUSED = {
     "MllamaForConditionalGeneration": _CROSS,
@@ -122,11 +130,22 @@ REFUSED = {
     "Emu3ForConditionalGeneration": _DISCRETE,
     "Gemma3nForConditionalGeneration": "its blocks carry four streams and extra inputs per block",
     "Llama4ForConditionalGeneration": "its attention sees chunks, and some blocks no positions",
+    "Gemma4ForConditionalGeneration": _GEMMA_4,
+    "Gemma4UnifiedForConditionalGeneration": _GEMMA_4,
+    "Qwen3_5ForConditionalGeneration": _HYBRID,
+    "Qwen3_5MoeForConditionalGeneration": _HYBRID,
+    "MiniCPMV4_6ForConditionalGeneration": _HYBRID,
+    "MiniCPMV4_7ForConditionalGeneration": _HYBRID,
+    "Lfm2VlForConditionalGeneration": "most blocks of its decoder are convolutions, without keys",
 }
 # classes whose rotated pairs are neighbours
-_SIDE_BY_SIDE = ("Glm4vForConditionalGeneration",)
+_SIDE_BY_SIDE = (
+    "Glm4vForConditionalGeneration",
+    "Glm46VForConditionalGeneration",
+    "AyaVisionForConditionalGeneration",
+)
 # classes whose image tokens attend to each other in both directions
-_BOTH_WAYS = ("Gemma3ForConditionalGeneration",)
+_BOTH_WAYS = ("Gemma3ForConditionalGeneration", "Molmo2ForConditionalGeneration")
 # prefix language models: image and question attend to each other both ways, the answer is causal
 _PREFIX_MODELS = ("PaliGemmaForConditionalGeneration",)
 
@@ -144,6 +163,13 @@ class Decoder:
     tables: tuple[str, ...] = ()  # the rotary table of each block
     side_by_side: bool = False  # pairs of rotated numbers are neighbours, not halves
     reads_prefix: bool = False  # image tokens also see the question
+    multiplier: float = 1.0  # of embeddings, before the first block (Granite)
+    logit_scale: float = 1.0
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits of the vocabulary for normed states [.., D]."""
+        logits = self.head(states)
+        return logits if self.logit_scale == 1 else logits * self.logit_scale
 
     def at(
         self, positions: Tensor, like: Tensor, images: Tensor | None = None, prefix: int = 0
@@ -172,8 +198,7 @@ def find(module: Any) -> Decoder:
     config: Any = getattr(text, "config", None)
     kinds = set(getattr(config, "layer_types", None) or ())
     if any("linear" in kind or "mamba" in kind for kind in kinds):
-        reason = "its decoder is a hybrid with linear attention, which has no keys to exchange"
-        raise UnsupportedModel(name, reason)
+        raise UnsupportedModel(name, _HYBRID)
     names = {cls.__name__ for cls in type(module).__mro__}
     if not names & FAMILIES.keys():
         reason = REFUSED.get(name, "no decoder view knows it")
@@ -190,6 +215,11 @@ def find(module: Any) -> Decoder:
             " text_config, which changes its predictions slightly"
         )
         raise UnsupportedModel(name, reason, remedy)
+    scaled = getattr(text, "rope_types", ["scaled"])
+    if getattr(config, "norm_after", False) or getattr(config, "qk_norm_type", "") == "olmo":
+        raise UnsupportedModel(name, "it norms the queries of all heads at once (Molmo2-O)")
+    if "unscaled" in scaled and config.rope_parameters["rope_type"] != "default":
+        raise UnsupportedModel(name, "its blocks rotate keys by two tables")
     slides = not kinds or "sliding_attention" in kinds
     try:
         turned = hasattr(text.rotary_emb, "layer_types")  # a table for each kind of block
@@ -205,6 +235,9 @@ def find(module: Any) -> Decoder:
             tables=tuple(tables),
             side_by_side=bool(names & set(_SIDE_BY_SIDE)),
             reads_prefix=reads_prefix,
+            multiplier=getattr(text, "embedding_multiplier", 1.0),
+            # inside LLaVA-NeXT the logits of Granite are not scaled
+            logit_scale=1 / config.logits_scaling if "Granite4" in name else 1.0,
         )
     except AttributeError as part:  # an unknown text model
         raise UnsupportedModel(name, f"no view knows the parts of its decoder: {part}") from part
@@ -218,7 +251,17 @@ def norms_of(native: Any) -> tuple[Any, Any, Any]:
     if hasattr(native, "post_self_attn_layernorm"):  # GLM
         before, behind = native.post_attention_layernorm, native.post_mlp_layernorm
         return native.post_self_attn_layernorm, before, behind
+    if hasattr(native, "residual_multiplier"):  # Granite
+        scaled = times(native, "residual_multiplier")
+        return scaled, native.post_attention_layernorm, scaled
+    if is_parallel(native):
+        return same, native.input_layernorm, same
     return same, native.post_attention_layernorm, same
+
+
+def is_parallel(native: Any) -> bool:
+    """Whether attention and MLP of a block read the same normed states (Cohere)."""
+    return not hasattr(native, "post_attention_layernorm")
 
 
 def _block(native: Any, index: int, config: Any, table: str, additive: Additive) -> Block:
@@ -240,12 +283,23 @@ def _block(native: Any, index: int, config: Any, table: str, additive: Additive)
         norm=native.input_layernorm,
         q_norm=getattr(attention, "q_norm", same),
         k_norm=getattr(attention, "k_norm", same),
-        rotate=partial(rotate, table=table),
+        rotate=partial(rotate, table=table) if turns(native) else unrotated,
         additive=additive,
         mix=attention.o_proj,
         branch=branch,
         feed=chain(before, native.mlp, behind),
+        parallel=is_parallel(native),
     )
+
+
+def turns(native: Any) -> bool:
+    """Whether a block rotates its keys; Cohere does so in its windows only."""
+    return not is_parallel(native) or native.self_attn.sliding_window is not None
+
+
+def unrotated(x: Tensor, at: At) -> Tensor:
+    """Rows without positions."""
+    return x
 
 
 def planted_span(config: Any) -> tuple[int, int] | None:
@@ -360,7 +414,7 @@ def run(
     h: Tensor,
     at: At,
     *,
-    deepstack: tuple[Tensor, ...] = (),
+    deepstack: tuple[Tensor | None, ...] = (),
     image: slice = slice(0, 0),
     record: Record | None = None,
 ) -> Tensor:
@@ -378,15 +432,19 @@ def run(
     return steps.h
 
 
-def with_deepstack(h: Tensor, features: Sequence[Tensor], index: int, image: slice) -> Tensor:
+def with_deepstack(
+    h: Tensor, features: Sequence[Tensor | None], index: int, image: slice
+) -> Tensor:
     """States h [B, R, D] behind a block, with what is added to image rows there."""
-    if index >= len(features):
+    feature = features[index] if index < len(features) else None
+    if feature is None:
         return h
-    image_rows = h[:, image] + features[index].to(h)
+    image_rows = h[:, image] + feature.to(h)
     return torch.cat([h[:, : image.start], image_rows, h[:, image.stop :]], dim=1)
 
 
-# The vision tower of a vision-language model (LLaVA's CLIP or SigLIP, InternVL's own) as blocks:
+# The vision tower of a vision-language model (CLIP or SigLIP of LLaVA and LLaVA-NeXT, InternVL's)
+# as blocks:
 #
 #     image -> embed -> blocks -> the states of one layer, without the class token -> projector ->
 #     image tokens of the decoder
@@ -394,7 +452,11 @@ def with_deepstack(h: Tensor, features: Sequence[Tensor], index: int, image: sli
 # LLaVA reads its tower before the last block (`vision_feature_layer` -2). That block stays in the
 # list as one that nobody reads: rows leave it as they came, so its heads do nothing, exactly.
 
-WITH_TOWER = ("LlavaForConditionalGeneration", "InternVLForConditionalGeneration")
+WITH_TOWER = (
+    "LlavaForConditionalGeneration",
+    "InternVLForConditionalGeneration",
+    "LlavaNextForConditionalGeneration",
+)
 
 
 @dataclass(eq=False)
@@ -424,6 +486,14 @@ def vision_tower(module: Any) -> VisionTower:
             f"use {' or '.join(WITH_TOWER)}",
         )
     config, inner = module.config, module.model
+    side = config.vision_config.image_size
+    if getattr(config, "image_grid_pinpoints", [[side, side]]) != [[side, side]]:
+        raise UnsupportedModel(
+            type(module).__name__,
+            f"it cuts images into tiles ({config.image_grid_pinpoints}); masks need one tile",
+            f"set image_grid_pinpoints = [[{side}, {side}]] in lvlm.module.config and in"
+            " lvlm.processor.image_processor, which changes its predictions",
+        )
     layer = config.vision_feature_layer
     if not isinstance(layer, int):
         raise UnsupportedModel(
@@ -441,11 +511,24 @@ def _llava(inner: Any, drop: int) -> VisionTower:
     assert parts.size is not None
 
     def features(states: Tensor) -> Tensor:
-        return inner.multi_modal_projector(states[:, drop:])
+        whole = inner.multi_modal_projector(states[:, drop:])
+        if not hasattr(inner, "image_newline"):
+            return whole
+        tile = whole.unflatten(1, (math.isqrt(whole.shape[1]), -1))  # LLaVA-NeXT sees it twice
+        newline = inner.image_newline.expand(*tile.shape[:2], 1, -1)
+        return torch.cat([whole, torch.cat([tile, newline], dim=2).flatten(1, 2)], dim=1)
 
     return VisionTower(
         parts.embed, parts.blocks, features, parts.layout_at, parts.patch, parts.size
     )
+
+
+def native_images(config: Any, images: Tensor) -> dict[str, Tensor]:
+    """What a model with a `vision_tower` takes for images [B, 3, H, W] of one tile each."""
+    if not hasattr(config, "image_grid_pinpoints"):
+        return {"pixel_values": images}
+    sizes = torch.tensor([images.shape[-2:]], device=images.device).expand(len(images), -1)
+    return {"pixel_values": torch.stack([images, images], dim=1), "image_sizes": sizes}
 
 
 def _internvl(inner: Any, layer: int, drop: int) -> VisionTower:
@@ -506,10 +589,11 @@ def _unread(block: Block, width: int) -> Block:
 #
 #     LLaVA-1.5, VipLLaVA, Gemma 3,   one grid
 #     PaliGemma
-#     LLaVA-NeXT, LLaVA-OneVision     a grid of the whole image, then a finer one whose rows end
-#                                     with a newline token
-#     InternVL, Idefics 3, SmolVLM    tiles, then a grid of the whole image
-#     Ovis 2                          a grid of the whole image, then tiles
+#     LLaVA-NeXT, LLaVA-OneVision,    a grid of the whole image, then a finer one whose rows end
+#     Granite Vision, Molmo 2         with a newline token
+#     InternVL, Idefics 3, SmolVLM,   tiles, then a grid of the whole image
+#     Aya Vision
+#     Ovis 2, PerceptionLM            a grid of the whole image, then tiles
 #     Qwen2-VL ..., GLM-4V            one grid of merged patches, of the image's own shape, for each
 #                                     frame of a video
 #     Pixtral, Mistral 3              one grid whose rows end with a break, but the last
@@ -618,9 +702,20 @@ def _grids(
     if hasattr(config, "mm_tokens_per_image"):
         side = math.isqrt(config.mm_tokens_per_image)
         return [Grid(side, side)]
+    if "image_grids" in inputs:  # Molmo 2
+        return _marked(inputs["image_grids"][0].tolist(), count)
+    if hasattr(config, "projector_pooling_ratio"):  # PerceptionLM
+        tiles = inputs["pixel_values"].shape[1]
+        side, rows, columns = math.isqrt(count // tiles), 0, 0
+        if size is not None and tiling is not None:
+            given = {"img_width": size[1], "img_height": size[0], "tile_size": tiling.tile_size}
+            fits = tiling._fit_image_to_canvas(**given)
+            columns, rows = fits or tiling._find_closest_aspect_ratio(**given)
+        return [Grid(side, side), *_tiles(side, tiles - 1, (rows, columns))]
     side, shape, whole_first = _side(config), (0, 0), False
-    if hasattr(config, "downsample_ratio"):  # InternVL
-        side = int(side * config.downsample_ratio)
+    if hasattr(config, "downsample_ratio") or hasattr(config, "downsample_factor"):
+        ratio = getattr(config, "downsample_ratio", None) or 1 / config.downsample_factor
+        side = int(side * ratio)
         if size is not None and tiling is not None:
             from transformers.models.got_ocr2.image_processing_got_ocr2 import (
                 get_optimal_tiled_canvas,
@@ -646,7 +741,8 @@ def _grids(
 
 def _side(config: Any) -> int:
     """Patches along a side of the tower's images."""
-    return pair(config.vision_config.image_size)[0] // pair(config.vision_config.patch_size)[0]
+    side = pair(config.vision_config.image_size)[0] // pair(config.vision_config.patch_size)[0]
+    return int(side * Fraction(getattr(config, "downsample_rate", None) or 1))  # of Granite 4
 
 
 def _next(config: Any, size: Sequence[int]) -> list[Grid]:
@@ -667,6 +763,16 @@ def _next(config: Any, size: Sequence[int]) -> list[Grid]:
         if ratio > 1.1:
             rows, columns = int(rows // ratio), int(columns // ratio)
     return [Grid(side, side), Grid(rows, columns, newline=True)]
+
+
+def _marked(grid: Sequence[int], count: int) -> list[Grid]:
+    """Molmo 2's coarse and fine grid between marks; rows of one or both end with a mark, too."""
+    low, low_columns, high, high_columns = grid
+    ends = count - 4 - low * low_columns - high * high_columns  # how many rows end with a mark
+    coarse = Grid(low, low_columns, newline=ends not in (0, high))
+    fine = Grid(high, high_columns, newline=ends not in (0, coarse.newline * low))
+    mark = Grid(1, 1, box=None)
+    return [mark, coarse, Grid(1, 2, box=None), fine, mark]
 
 
 def _tiles(side: int, count: int, shape: tuple[int, int]) -> list[Grid]:

@@ -13,8 +13,10 @@ return dummy values that are never read. A detector that selects its queries fro
 output (RT-DETR) keeps the queries of the explained image: `held` modules return the values that
 they returned for it, so query k stays the same for any input features.
 
-    DETR              the encoder's tokens; queries are learnt
+    DETR, Table       the encoder's tokens; queries are learnt
+    Transformer
     RT-DETR, D-FINE   maps of several levels, which a query samples at a few points each
+    RF-DETR           the map of its projected backbone, sampled likewise
     SegFormer         the maps of its four stages
     Mask2Former       the maps of the pixel decoder
 
@@ -43,7 +45,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel
 from seecause.models.base import Architecture, ImageModel
-from seecause.models.block import TokenLayout
+from seecause.models.block import TokenLayout, pair
 from seecause.models.parts import WrapOptions, class_names
 from seecause.models.preprocess import Preprocess
 from seecause.target import Box, Region, parse_row, rectangle
@@ -221,7 +223,7 @@ class Places:
 @dataclass(frozen=True)
 class Seam:
     """Where a native run is cut: at the output of module `at`, whose `fields` hold the places: maps
-    [B, C, h, w], tokens [B, places, D], or lists of these."""
+    [B, C, h, w], tokens [B, places, D], or lists of these. No fields: the output is a map."""
 
     at: str
     fields: tuple[str, ...]
@@ -230,7 +232,7 @@ class Seam:
 
     def take(self, output: Any, size: tuple[int, int]) -> Places:
         """The places in what `at` returned for images of `size`."""
-        tensors = tree_leaves([getattr(output, name) for name in self.fields])
+        tensors = tree_leaves([getattr(output, name) for name in self.fields] or output)
         maps = (x if x.ndim == 4 else x.mT.unflatten(2, self._grid(x, size)) for x in tensors)
         return Places(tuple(maps), size)
 
@@ -241,6 +243,8 @@ class Seam:
         def replaced(tensor: Tensor) -> Tensor:
             return next(maps) if tensor.ndim == 4 else next(maps).flatten(2).mT
 
+        if not self.fields:
+            return replaced(output)
         changed = {n: tree_map_only(Tensor, replaced, getattr(output, n)) for n in self.fields}
         return type(output)(**{**output, **changed})
 
@@ -511,6 +515,15 @@ def _rt_detr(module: Any) -> DenseParts:
     return parts
 
 
+def _rf_detr(module: Any) -> DenseParts:
+    """Queries that sample the one map of a projected backbone. They, and the boxes they start from,
+    stay those of the explained image: its score head runs twice, so what it reads is held. Images
+    are square: transformers swaps the height and the width of the windows that its tower reads."""
+    held, side = ("model.enc_output_norm.0",), pair(module.config.backbone_config.image_size)
+    seam = Seam("model.backbone.projector", (), ("model.backbone.backbone",), held)
+    return DenseParts(seam, BoxReading(sigmoid=True), class_names(module.config), size=side)
+
+
 def _pixels(module: Any, reading: PixelReading, at: str, *fields: str) -> DenseParts:
     """Classes of pixels, which read the maps that module `at` returns."""
     return DenseParts(Seam(at, fields), reading, class_names(module.config))
@@ -531,9 +544,11 @@ LOGITS = PixelReading(lambda outputs: outputs.logits)
 MASKS = PixelReading(_semantic, _log)
 DENSE_FAMILIES: dict[str, Callable[[Any], DenseParts]] = {
     "DetrForObjectDetection": _detr,
+    "TableTransformerForObjectDetection": _detr,
     "RTDetrForObjectDetection": _rt_detr,
     "RTDetrV2ForObjectDetection": _rt_detr,
     "DFineForObjectDetection": _rt_detr,
+    "RfDetrForObjectDetection": _rf_detr,
     "SegformerForSemanticSegmentation": lambda m: _pixels(m, LOGITS, "segformer", "hidden_states"),
     "Mask2FormerForUniversalSegmentation": lambda m: _pixels(
         m, MASKS, "model.pixel_level_module", "decoder_last_hidden_state", "decoder_hidden_states"

@@ -1,4 +1,5 @@
-"""Views of transformers' models whose tokens attend to all tokens: vision towers, VideoMAE.
+"""Views of transformers' models whose tokens attend to all tokens: vision towers, VideoMAE,
+V-JEPA 2.
 
 ViT, DeiT, DINOv2 (with registers), DINOv3, CLIP and SigLIP differ in what follows the tower, so a
 table says how each is read (`READINGS`). Blocks are found by structure: releases rename modules,
@@ -6,14 +7,15 @@ but a block keeps its shape,
 
     norm -> attention -> [LayerScale] -> + -> norm -> MLP -> [LayerScale] -> +
 
-VideoMAE's tokens are tubelets of a film, and are averaged.
+Tokens of VideoMAE and V-JEPA 2 are tubelets of a film. V-JEPA 2's are read by one query behind
+further blocks, whose names begin with pooler.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -100,7 +102,7 @@ def _block(native: Any, name: str, rotate: Rotate | None) -> Block:
         project=apart(q, k, v, width),
         norm=first(native, "norm1", "layernorm_before", "layer_norm1"),
         rotate=rotate,
-        mix=first(outer, "o_proj", "out_proj", "output.dense"),
+        mix=first(outer, "o_proj", "out_proj", "output.dense", "proj"),
         branch=getattr(native, "layer_scale1", same),
         feed=chain(
             first(native, "norm2", "layernorm_after", "layer_norm2"),
@@ -178,10 +180,16 @@ READINGS = {
     "Dinov2WithRegistersModel": Reading("cls"),
     "Dinov2WithRegistersForImageClassification": Reading("cls+mean", CLASSIFIER),
     "DINOv3ViTModel": Reading("cls"),
+    "IJepaModel": Reading("mean"),
+    "IJepaForImageClassification": Reading("mean", CLASSIFIER),
     "CLIPVisionModel": Reading("cls", raw=True),
     "CLIPVisionModelWithProjection": Reading("cls", raw=True),
     "CLIPModel": Reading("cls", zero_shot=True, raw=True),
     "CLIPForImageClassification": Reading("mean", CLASSIFIER, raw=True, normed=False),
+    "MetaClip2VisionModel": Reading("cls", raw=True),
+    "MetaClip2VisionModelWithProjection": Reading("cls", raw=True),
+    "MetaClip2Model": Reading("cls", zero_shot=True, raw=True),
+    "MetaClip2ForImageClassification": Reading("mean", CLASSIFIER, raw=True, normed=False),
     "SiglipVisionModel": Reading("latent"),
     "SiglipModel": Reading("latent", zero_shot=True),
     "SiglipForImageClassification": Reading("mean", CLASSIFIER),
@@ -194,6 +202,7 @@ REFUSED = {  # prefixes of unsupported class names, with the reason
     "Beit": "its attention carries a relative position bias",
     "Swin": "networks of stages are read of timm and torchvision",
     "ConvNext": "networks of stages are read of timm and torchvision",
+    "Timesformer": "its blocks attend along time and across a frame in turn, not to all tokens",
     "Llava": _LANGUAGE_MODEL,
     "InternVL": _LANGUAGE_MODEL,
 }
@@ -320,7 +329,31 @@ def _tokens(text: TextInput, prompts: list[str], length: int) -> Any:
     return text.tokenize(prompts)
 
 
-def _film(module: Any) -> Parts:
+def _film(module: Any, size: tuple[int, int], frames: int, channels: int, **parts: Any) -> Parts:
+    """The parts of a model of films, where `embed` and `native_tokens` take frames."""
+    config, (high, wide) = module.config, size
+    (down, across), times = pair(config.patch_size), frames // config.tubelet_size
+    as_film = partial(Film.of_frame, high=high, frames=frames, tubelet=config.tubelet_size)
+    film = as_film(Preprocess((high, wide), (0.0,) * channels, (1.0,) * channels))
+    layout = TokenLayout((times * (high // down), wide // across), prefix=0, times=times)
+    embed, native_tokens = parts.pop("embed"), parts.pop("native_tokens")
+    return Parts(
+        family=f"transformers.{type(module).__name__}",
+        embed=lambda strips: embed(film.unfolded(strips)),
+        layout_at=lambda height, width: layout,
+        norm=same,
+        patch=(down, across),
+        native_tokens=lambda strips: native_tokens(film.unfolded(strips)),
+        adapt_preprocess=as_film,
+        native_logits=lambda strips: module(film.unfolded(strips)).logits,
+        classes=class_names(config),
+        sigmoid=is_multi_label(config),
+        size=(times * high, wide),
+        **parts,
+    )
+
+
+def _videomae(module: Any) -> Parts:
     tower, config = module.videomae, module.config
     if module.fc_norm is None:
         raise UnsupportedModel(
@@ -328,36 +361,82 @@ def _film(module: Any) -> Parts:
             "it reads its first tubelet alone (use_mean_pooling=False)",
             "use one that averages its tubelets",
         )
-    (high, wide), (down, across) = pair(config.image_size), pair(config.patch_size)
-    times = config.num_frames // config.tubelet_size
-    as_film = partial(
-        Film.of_frame, high=high, frames=config.num_frames, tubelet=config.tubelet_size
-    )
-    size = (times * high, wide)
-    channels = config.num_channels
-    film = as_film(Preprocess((high, wide), (0.0,) * channels, (1.0,) * channels))
-    layout = TokenLayout((times * (high // down), wide // across), prefix=0, times=times)
-
-    return Parts(
-        family="transformers.VideoMAEForVideoClassification",
-        embed=lambda strips: tower.embeddings(film.unfolded(strips), None),
-        layout_at=lambda height, width: layout,
+    return _film(
+        module,
+        pair(config.image_size),
+        config.num_frames,
+        config.num_channels,
+        embed=lambda frames: tower.embeddings(frames, None),
         blocks=blocks_of(tower),
-        norm=same,
-        patch=(down, across),
-        native_tokens=lambda strips: tower(film.unfolded(strips)).last_hidden_state,
-        adapt_preprocess=as_film,
+        native_tokens=lambda frames: tower(frames).last_hidden_state,
         pool="mean",
         after_pool=module.fc_norm,
         head=chain(module.fc_norm, module.classifier),
-        native_logits=lambda strips: module(film.unfolded(strips)).logits,
-        classes=class_names(config),
-        sigmoid=is_multi_label(config),
-        size=size,
     )
 
 
+def _vjepa2(module: Any) -> Parts:
+    """V-JEPA 2: an encoder, its norm, the blocks of the pooler, and one query that reads them."""
+    encoder, pooler, config = module.vjepa2.encoder, module.pooler, module.config
+    cross = pooler.cross_attention_layer
+    layers, attention = pooler.self_attention_layers, cross.cross_attn
+    blocks = [
+        _block(native, f"blocks.{i}", partial(_rotate_in_film, native.attention))
+        for i, native in enumerate(encoder.layer)
+    ]
+    feed = blocks[-1].feed
+
+    def normed(middle: Tensor) -> Tensor:  # the norm between encoder and pooler
+        return encoder.layernorm(middle + feed(middle)) - middle
+
+    blocks[-1] = replace(
+        blocks[-1], native=encoder.layernorm, holder=blocks[-1].native, feed=normed
+    )
+    blocks += [_block(native, f"pooler.{i}", None) for i, native in enumerate(layers)]
+
+    def native_tokens(frames: Tensor) -> Tensor:
+        rows = encoder(frames).last_hidden_state
+        for layer in layers:
+            rows = layer(rows, attention_mask=None)[0]
+        return rows
+
+    def apart_by_head(rows: Tensor) -> Tensor:
+        return rows.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
+
+    def kv(rows: Tensor) -> tuple[Tensor, Tensor]:
+        rows = cross.layer_norm1(rows)
+        return apart_by_head(attention.k_proj(rows)), apart_by_head(attention.v_proj(rows))
+
+    def finish(o: Tensor) -> Tensor:
+        x = pooler.query_tokens + o.flatten(2)
+        return (x + cross.mlp(cross.layer_norm2(x)))[:, 0]
+
+    def query() -> Tensor:
+        return apart_by_head(attention.q_proj(pooler.query_tokens))
+
+    return _film(
+        module,
+        pair(config.crop_size),
+        config.frames_per_clip,
+        config.in_chans,
+        embed=encoder.embeddings,
+        blocks=blocks,
+        native_tokens=native_tokens,
+        pool="latent",
+        latent=LatentPool(attention.scale, query, kv, finish),
+        head=module.classifier,
+    )
+
+
+def _rotate_in_film(attention: Any, x: Tensor, at: At) -> Tensor:
+    """Rotate rows x [B, H, R, dh] by their time, row and column, as the native module does."""
+    tokens = at.index if at.index.ndim == 2 else at.index[None]
+    places = attention.get_position_ids(x, masks=tokens)  # [B, H, R] each
+    return attention.apply_rotary_embeddings(x, [place[:, :1] for place in places])
+
+
 FAMILIES = {
-    "VideoMAEForVideoClassification": _film,
+    "VideoMAEForVideoClassification": _videomae,
+    "VJEPA2ForVideoClassification": _vjepa2,
 }
 CLASSES = (*READINGS, *FAMILIES)
