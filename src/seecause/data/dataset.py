@@ -8,8 +8,11 @@ name their function as an entry point of the group `seecause.datasets`.
 from __future__ import annotations
 
 import contextlib
+import os
+import pickle
+import signal
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -46,6 +49,8 @@ UNREADABLE = (".heic", ".heif", ".avif")  # listed all the same, so that they ar
 MASKS = "masks"  # a folder beside images that holds masks with the same stems
 LOSSY = (".jpg", ".jpeg")
 FEW = 16  # a mask with more values has soft edges
+TOGETHER = 8  # images that a worker reads for one answer
+MOST_WORKERS = 16
 T = TypeVar("T")
 IGNORE = 255  # in integer masks: neither object nor background
 HELD_OUT = 10  # every tenth training image of each class is `val` where a release has no such split
@@ -520,6 +525,67 @@ class ImageOpener:
         if index >= len(data):
             raise BadOption("sample", f"{name}#{index}", f"an index below {len(data)}")
         return data[index]
+
+
+def default_workers(count: int, batch: int) -> int:
+    """How many processes read `count` images: one for each core; none for less than two batches."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return 0 if count < 2 * batch else min(cores or 1, MOST_WORKERS)
+
+
+def read_ahead(read: Callable[[int], T], count: int, workers: int) -> Iterator[T]:
+    """Yield `read(0)`, `read(1)` and so on, in order, made by worker processes a little ahead.
+
+    Workers are those of a torch DataLoader; they end with the iterator. Results come as bytes, not
+    in shared memory, of which containers have little.
+
+    Args:
+        read: Reads one item. Where processes are not forked it is pickled.
+        count: How many items there are.
+        workers: How many processes read; 0 reads in this one.
+
+    Example:
+        >>> list(read_ahead(lambda place: place * place, 4, 0))
+        [0, 1, 4, 9]
+    """
+    if not workers:
+        yield from map(read, range(count))
+        return
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader(
+        _Items(read, count),  # type: ignore[arg-type]
+        batch_size=TOGETHER,
+        num_workers=min(workers, -(-count // TOGETHER)),
+        collate_fn=pickle.dumps,
+        worker_init_fn=_ignore_interrupts,
+    )
+    try:
+        for answer in loader:
+            yield from pickle.loads(answer)
+    except RuntimeError as failure:
+        if "DataLoader worker" not in str(failure):
+            raise
+        reason = "a worker that reads images was killed, perhaps for its memory"
+        raise SeecauseError(f"{reason}; give --workers 0 to read in one process") from failure
+
+
+@dataclass(frozen=True)
+class _Items:
+    """What a DataLoader reads."""
+
+    read: Callable[[int], Any]
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, place: int) -> Any:
+        return self.read(place)
+
+
+def _ignore_interrupts(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends its workers
 
 
 def second_versions(texts: Sequence[str], folder: Path | None) -> list[str] | None:

@@ -2,16 +2,26 @@
 
 A card for each image has its maps, and beside them what else is known: the box or region that was
 asked about, the patches that are enough for the prediction and those it needs, pairs of regions
-that act together. `write_explanations` writes cards while images are explained, so that any number
-of them fits into memory.
+that act together. Of many images thumbnails come first. `write_explanations` writes cards while
+images are explained, so that any number of them fits into memory:
+
+    index.html          thumbnails, or the cards of a few images
+    images/00001.jpg    one for each image, also for its thumbnail
+    data/index.js       what thumbnails are sorted and filtered by
+    data/0000.js        200 cards each, loaded when one of them is opened
+    maps/METHOD         maps (safetensors) and how they were made
 """
 
 from __future__ import annotations
 
 import json
 import re
+import signal
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +35,8 @@ from seecause.errors import SeecauseError
 from seecause.files import write_json
 from seecause.models.preprocess import from_record
 from seecause.report import (
+    FEW,
+    TOGETHER,
     Card,
     MapView,
     Section,
@@ -43,6 +55,8 @@ from seecause.report.figures import (
     number,
     outline_layer,
     overlay,
+    page_image,
+    save_photo,
     scale_of,
     side_by_side,
 )
@@ -80,6 +94,10 @@ NEED, EITHER = "#d62839", "#1d6fd1"  # the colours of maps: red for, blue agains
 LINES = 8  # pairs that are drawn
 SHOWN = 8  # images of a figure
 INCHES = 2.6  # one image of a figure
+AHEAD = 4  # overlays that wait for each process
+
+
+Draw = Callable[[Image.Image, str], str]  # keeps an image under a name; returns its address
 
 
 def write_explanations(
@@ -89,8 +107,11 @@ def write_explanations(
     *,
     skipped: Sequence[SkippedImage] = (),
     progress: Callable[[int], None] = lambda done: None,
+    one_file: bool = False,
+    drawn: bool = False,
+    workers: int = 0,
 ) -> dict[int, dict[str, Any]]:
-    """Write page, maps and overlays, while images are explained.
+    """Write page and maps, while images are explained.
 
     Args:
         folder: An empty folder.
@@ -98,6 +119,9 @@ def write_explanations(
         shown: Names of all images, also of those that are skipped.
         skipped: Images that could not be read; filled while parts are made.
         progress: Called with the number of images finished since the last call.
+        one_file: Embed everything in index.html.
+        drawn: Write overlays at full size, too (PNG).
+        workers: Processes that draw overlays; 0 draws them in this one.
 
     Returns:
         What is known about each image, by its place in `shown`.
@@ -105,43 +129,168 @@ def write_explanations(
     Raises:
         SeecauseError: If no image could be read, with the first reason.
     """
-    (folder / "overlays").mkdir()
     rows = dict[int, dict[str, Any]]()
     findings: list[dict[str, Any]] = []
     writers: dict[str, AttributionWriter] = {}
     last: Explanation | None = None
-    cards = folder / ".cards.partial"
-    with cards.open("w", encoding="utf-8", errors="replace") as file:
+    with _Cards(folder, beside=not one_file) as cards, _Drawing(folder, workers) as drawing:
         for explained in parts:
-            for method, run in explained.runs.items():
-                writers.setdefault(method, AttributionWriter(folder / "maps" / method)).add(run)
             last = _upright(explained)
+            photos = cards.photos(last)
+            drawn_alike = "kind" not in (last.first.manifest.get("preprocessing") or {})
+            kept = [f"../../{photo}" for photo in photos if photo and drawn_alike]
+            for method, run in explained.runs.items():
+                writers.setdefault(method, AttributionWriter(folder / "maps" / method)).add(
+                    run, kept
+                )
             for index, place in enumerate(last.places):
-                card = _card(last, index)
-                if not rows:
-                    begin = Markup('<div class="cards" style="--columns: {}">\n')
-                    file.write(part("sorter") + begin.format(card.columns))
-                file.write(part("card", card))
-                name = re.sub(r"[^\w.]+", "-", shown[place])[-60:]
-                drawn = f"overlays/{place + 1}-{name}.png"
-                overlays(last, index).save(folder / drawn)
-                rows[place] = {"overlay": drawn, **_row(last, index)}
+                rows[place] = _row(last, index)
+                cards.add(last, index, photos[index])
+                if drawn:
+                    name = re.sub(r"[^\w.]+", "-", shown[place])[-60:]
+                    rows[place]["overlay"] = f"overlays/{place + 1}-{name}.png"
+                    drawing.add(last, index, rows[place]["overlay"])
                 findings.append({"image": last.names[index], **_findings(last, index)})
                 progress(1)
-        file.write("</div>\n")
-    if last is None:
-        raise SeecauseError(skipped[0].reason if skipped else "there is no image to explain")
-    for writer in writers.values():
-        writer.close(last.fingerprint)
-    if last.evidence is not None or last.interactions is not None:
-        write_json(folder / "findings.json", findings)
-    files = [folder / "maps" / method / MANIFEST for method in last.runs]
-    manifests = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    sections = [_section(last, cards), *skipped_section(skipped), protocol_section(manifests)]
-    missing = f" {len(skipped)} could not be read." if skipped else ""
-    _write(folder / "index.html", last.first, len(rows), writers, sections, missing)
-    cards.unlink()
+        if last is None:
+            raise SeecauseError(skipped[0].reason if skipped else "there is no image to explain")
+        for writer in writers.values():
+            writer.close(last.fingerprint)
+        if last.evidence is not None or last.interactions is not None:
+            write_json(folder / "findings.json", findings)
+        files = [folder / "maps" / method / MANIFEST for method in last.runs]
+        manifests = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        body = cards.close()
+        sections = [_section(last, body), *skipped_section(skipped), protocol_section(manifests)]
+        missing = f" {len(skipped)} could not be read." if skipped else ""
+        _write(
+            folder / "index.html", last.first, len(rows), writers, sections, missing, not one_file
+        )
     return rows
+
+
+class _Cards:
+    """The cards of a page, written one after the other: into files beside the page, or into one
+    that the page will embed."""
+
+    keys = ("title", "photo", "class", "truth", "answer", "confidence", "background")
+
+    def __init__(self, folder: Path, *, beside: bool):
+        self.folder, self.beside = folder, beside
+        self.embedded = folder / ".cards.partial"
+        self.waiting: list[Markup] = []
+        self.index: list[list[str]] = []
+        self.columns = 1
+        for name in ("images", "data") if beside else ():
+            (folder / name).mkdir(exist_ok=True)
+
+    def __enter__(self) -> _Cards:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.embedded.unlink(missing_ok=True)
+
+    def photos(self, explained: Explanation) -> list[str]:
+        """Write images as a page shows them; returns their names, "" where they are embedded."""
+        if not self.beside:
+            return [""] * len(explained.names)
+        names = [f"images/{place + 1:05d}.jpg" for place in explained.places]
+        for name, image in zip(names, explained.first.images, strict=True):
+            self._draw(page_image(image), name)
+        return names
+
+    def add(self, explained: Explanation, index: int, photo: str) -> None:
+        """Add the card of one image."""
+        draw: Draw = _embed
+        if self.beside:
+            stem = photo.removesuffix(".jpg")
+            draw = lambda image, name: self._draw(image, f"{stem}-{name}.jpg")  # noqa: E731
+        card = _card(explained, index, photo, draw)
+        entry = {"title": card.title, "photo": photo, **card.data}
+        self.index.append([str(entry.get(key, "")) for key in self.keys])
+        self.waiting.append(part("card", card))
+        self.columns = card.columns
+        if len(self.waiting) == TOGETHER:
+            self._flush()
+
+    def close(self) -> Markup | Path:
+        """The body of the section with all cards."""
+        if len(self.index) <= FEW:
+            if self.beside:
+                (self.folder / "data").rmdir()
+            return _in_grid(self.columns) + Markup("").join(self.waiting) + Markup("</div>")
+        if self.waiting:
+            self._flush()
+        if self.beside:
+            self._write("index", {"keys": self.keys, "rows": self.index})
+            return part("browse", "data")
+        with self.embedded.open("a") as file:
+            file.write("</div>")
+        return self.embedded
+
+    def _draw(self, image: Image.Image, name: str) -> str:
+        save_photo(image, self.folder / name)
+        return name
+
+    def _flush(self) -> None:
+        if self.beside:
+            self._write(f"{(len(self.index) - 1) // TOGETHER:04d}", self.waiting)
+        else:
+            with self.embedded.open("a", encoding="utf-8", errors="replace") as file:
+                if not file.tell():
+                    file.write(part("browse", "") + _in_grid(self.columns))
+                file.writelines(self.waiting)
+        self.waiting = []
+
+    def _write(self, name: str, value: Any) -> None:
+        text = f"seecause.data({json.dumps(name)}, {json.dumps(value, separators=(',', ':'))});\n"
+        (self.folder / "data" / f"{name}.js").write_text(text, encoding="ascii")
+
+
+def _in_grid(columns: int) -> Markup:
+    return Markup('<div class="cards" style="--columns: {}">').format(columns)
+
+
+def _embed(image: Image.Image, name: str) -> str:
+    return data_uri(image, photo=True)
+
+
+class _Drawing:
+    """Overlays at full size, drawn by processes while images are explained."""
+
+    def __init__(self, folder: Path, workers: int):
+        self.folder, self.workers = folder, workers
+        self.pool: ProcessPoolExecutor | None = None
+        self.jobs = deque[Future[None]]()
+
+    def __enter__(self) -> _Drawing:
+        return self
+
+    def __exit__(self, failure: object, *more: object) -> None:
+        while self.jobs and failure is None:
+            self.jobs.popleft().result()
+        if self.pool is not None:
+            self.pool.shutdown(cancel_futures=True)
+
+    def add(self, explained: Explanation, index: int, name: str) -> None:
+        """Draw the overlays of one image into a file."""
+        file = self.folder / name
+        file.parent.mkdir(exist_ok=True)
+        if not self.workers:
+            return _save_overlays(explained, index, file)
+        if self.pool is None:
+            context, ignored = get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)
+            self.pool = ProcessPoolExecutor(self.workers, context, signal.signal, ignored)
+        while len(self.jobs) >= AHEAD * self.workers:
+            self.jobs.popleft().result()
+        runs = {method: run[[index]] for method, run in explained.runs.items()}
+        alone = replace(explained, runs=runs, evidence=None, interactions=None)
+        self.jobs.append(self.pool.submit(_save_overlays, alone, 0, file))
+        return None
+
+
+def _save_overlays(explained: Explanation, index: int, file: Path) -> None:
+    overlays(explained, index).save(file)
 
 
 def write_runs_page(path: Path, runs: Runs) -> Path:
@@ -164,17 +313,19 @@ def _write(
     methods: Iterable[str],
     sections: Sequence[Section],
     missing: str = "",
+    beside: bool = False,
 ) -> Path:
     title = f"What {Path(first.manifest['model']).name} saw"
     lead = f"{count} image{'s' * (count != 1)}, explained with {', '.join(methods)}.{missing}"
-    return write_page(file, title, sections, lead=lead)
+    return write_page(file, title, sections, lead=lead, beside=beside)
 
 
 def explain_section(explanation: Explanation) -> Section:
     """One card for each image, one column for each method."""
     explanation = _upright(explanation)
     cards = [_card(explanation, index) for index in range(len(explanation.names))]
-    return _section(explanation, part("sorter") + cards_html(cards))
+    before = part("browse", "") if len(cards) > FEW else Markup("")
+    return _section(explanation, before + cards_html(cards))
 
 
 def _section(explanation: Explanation, body: Markup | Path) -> Section:
@@ -205,7 +356,7 @@ def overlays(explanation: Explanation, index: int) -> Image.Image:
     return side_by_side(images)
 
 
-def _card(explanation: Explanation, index: int) -> Card:
+def _card(explanation: Explanation, index: int, photo: str = "", draw: Draw = _embed) -> Card:
     first, row, maps = explanation.first, _row(explanation, index), []
     for method, run in explanation.runs.items():
         native = None if run.native is None else run.native[index]
@@ -216,14 +367,14 @@ def _card(explanation: Explanation, index: int) -> Card:
     shots = []
     if (both := explanation.evidence) is not None:
         for words, which in zip(evidence_sentences(both, index), ("enough", "needed"), strict=True):
-            shots.append(Shot(words, data_uri(evidence_image(both, index, which), photo=True)))
+            shots.append(Shot(words, draw(evidence_image(both, index, which), which)))
     if (result := explanation.interactions) is not None:
         title = "Pairs: red regions need each other, of blue ones one is enough"
-        shots.append(Shot(title, data_uri(pairs_image(result, index), photo=True)))
+        shots.append(Shot(title, draw(pairs_image(result, index), "pairs")))
     random = f"{first.manifest['model']} has random weights: its predictions mean nothing"
     return Card(
         explanation.names[index],
-        [Strip(first.images[index], maps, answers=answers, outline=asked_outline(first, index))],
+        [Strip(first.images[index], maps, "", answers, asked_outline(first, index), photo)],
         shots,
         caption=_caption(row),
         warnings=[random] if first.manifest["random_weights"] else [],
@@ -260,15 +411,17 @@ def _caption(row: Mapping[str, Any]) -> str:
 
 
 def _sort_keys(row: Mapping[str, Any]) -> dict[str, str]:
-    """What cards are sorted and filtered by. The worst error is the most confident wrong one."""
+    """What images are sorted, filtered and found by."""
     data: dict[str, str] = {}
     if row["answers"]:
-        data["confidence"] = f"{row['answers'][0]['probability']:.6g}"
+        data["class"] = row["answers"][0]["name"]
+        data["confidence"] = f"{row['answers'][0]['probability']:.4g}"
+    elif "explained" in row:
+        data["class"] = row["explained"]
     if "right" in row:
-        data["answer"] = "right" if row["right"] else "wrong"
-        data["error"] = f"{(-1 if row['right'] else 1) * float(data['confidence']):.6g}"
+        data["truth"], data["answer"] = row["truth"], "right" if row["right"] else "wrong"
     if "background" in row:
-        data["background"] = f"{row['background']:.6g}"
+        data["background"] = f"{row['background']:.4g}"
     return data
 
 
