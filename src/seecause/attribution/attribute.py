@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from PIL import Image
@@ -22,7 +22,6 @@ from seecause.data.dataset import (
     ImageFacts,
     ImageOpener,
     SkippedImage,
-    default_workers,
     find_images,
     read_ahead,
 )
@@ -305,7 +304,7 @@ def explain_batches(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     names: Sequence[str] | None = None,
     batch: int | None = None,
-    workers: int | None = 0,
+    workers: int = 0,
     skipped: list[SkippedImage] | None = None,
 ) -> Iterator[Explanation]:
     """The explanations of `explain`, one for each batch: memory does not grow with the number of
@@ -315,8 +314,8 @@ def explain_batches(
         model, images, methods, target, also, others, options, skipped: As for `explain`.
         names: Names of the images, instead of those of their files.
         batch: Images that are explained at once; None for as many as suit the device.
-        workers: Processes that read files, with the same results; None for one a core, and none
-            for few files.
+        workers: Processes that read the files of a list, with the same results. Only where there
+            is a list `skipped`: errors keep their kind in one process.
     """
     model = as_view(model)
     if also and not model.aimed:
@@ -483,7 +482,7 @@ def image_batches(
     images: Images | Iterable[Any],
     *,
     batch: int,
-    workers: int | None = 0,
+    workers: int = 0,
     names: Sequence[str] | None = None,
     others: Images | Iterable[Any] | None = None,
     skipped: list[SkippedImage] | None = None,
@@ -492,25 +491,17 @@ def image_batches(
     """Read and normalise images, `batch` at a time; each is released when its batch is made.
 
     A batch ends early where images of another size follow. Images that cannot be read, or that a
-    region of files does not reach, are added to `skipped`, or are errors without it. Names in a
-    list are read by worker processes if there are any.
+    region of files does not reach, are added to `skipped`, or are errors without it.
     """
-    reader = _Reader(model, names, target, strict=skipped is None)
-    if _are_names(images) and (others is None or _are_names(others)):
-        files = list(map(str, cast(Iterable[Any], images)))
-        seconds = None if others is None else list(map(str, cast(Iterable[Any], others)))
-        if seconds is not None and len(seconds) != len(files):
-            raise BadOption("others", f"{len(seconds)} images", f"{len(files)}, one for each")
-        workers = default_workers(len(files), batch) if workers is None else workers
-        if reader.strict or not workers:  # errors keep their kind in one process
-            workers = 0
-        else:
-            reader = replace(reader, model=_Frame(model.preprocess))
-        reads: Iterable[Any] = read_ahead(_ByPlace(reader, files, seconds), len(files), workers)
+    reader = _Reader(model, names, target, skipped is None)
+    if workers and not reader.strict and _are_names(images):
+        files: Any = images
+        read = replace(reader, model=_Frame(model.preprocess), files=files, others=others)
+        reads: Iterable[Any] = read_ahead(read, len(files), workers)
     else:
         versions = repeat(None) if others is None else _singles(model, others)
         pairs = zip(_singles(model, images), versions, strict=others is not None)
-        reads = (reader(place, *pair) for place, pair in enumerate(pairs))
+        reads = (reader.read(place, *pair) for place, pair in enumerate(pairs))
     rows: list[ImageBatch] = []  # of one image each
     for row in reads:
         if isinstance(row, SkippedImage):
@@ -533,8 +524,7 @@ def image_batches(
 
 def _are_names(images: Any) -> bool:
     """Whether these are the names of images, all known beforehand."""
-    listed = isinstance(images, list | tuple) and images
-    return bool(listed) and all(isinstance(image, str | Path) for image in images)
+    return isinstance(images, list) and all(isinstance(image, str | Path) for image in images)
 
 
 @dataclass(frozen=True)
@@ -546,18 +536,23 @@ class _Frame:
 
 @dataclass(frozen=True, eq=False)
 class _Reader:
-    """Reads one image at a time."""
+    """Reads one image at a time: any, or by its place one of `files`."""
 
     model: ImageModel | _Frame
     names: Sequence[str] | None
     target: Any
     strict: bool  # an image that cannot be read is an error
+    files: Sequence[str | Path] = ()
+    others: Any = None
 
     @cached_property
     def opener(self) -> ImageOpener:
         return ImageOpener()
 
-    def __call__(self, place: int, item: Any, other: Any = None) -> ImageBatch | SkippedImage:
+    def __call__(self, place: int) -> ImageBatch | SkippedImage:
+        return self.read(place, self.files[place], self.others and self.others[place])
+
+    def read(self, place: int, item: Any, other: Any) -> ImageBatch | SkippedImage:
         file = str(item) if isinstance(item, str | Path) else getattr(item, "filename", "")
         name = self.names[place] if self.names else file or f"image {place}"
         steps, version, regions = self.model.preprocess, None, []
@@ -573,19 +568,6 @@ class _Reader:
                 raise
             return SkippedImage(name, str(bad) if name in str(bad) else f"{name}: {bad}")
         return ImageBatch(image, [place], [name], [known], version, regions)
-
-
-@dataclass(frozen=True, eq=False)
-class _ByPlace:
-    """Reads files by their places."""
-
-    reader: _Reader
-    files: Sequence[str]
-    others: Sequence[str] | None
-
-    def __call__(self, place: int) -> ImageBatch | SkippedImage:
-        other = None if self.others is None else self.others[place]
-        return self.reader(place, self.files[place], other)
 
 
 def _singles(model: ImageModel, images: Any) -> Iterator[Any]:

@@ -13,8 +13,9 @@ import pickle
 import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -554,14 +555,15 @@ def read_ahead(read: Callable[[int], T], count: int, workers: int) -> Iterator[T
     from torch.utils.data import DataLoader
 
     loader = DataLoader(
-        _Items(read, count),  # type: ignore[arg-type]
+        range(count),  # type: ignore[arg-type]
         batch_size=TOGETHER,
         num_workers=min(workers, -(-count // TOGETHER)),
-        collate_fn=pickle.dumps,
-        worker_init_fn=_ignore_interrupts,
+        collate_fn=partial(_read_all, read),
     )
+    with uninterrupted():
+        answers = iter(loader)  # starts the workers
     try:
-        for answer in loader:
+        for answer in answers:
             yield from pickle.loads(answer)
     except RuntimeError as failure:
         if "DataLoader worker" not in str(failure):
@@ -570,22 +572,20 @@ def read_ahead(read: Callable[[int], T], count: int, workers: int) -> Iterator[T
         raise SeecauseError(f"{reason}; give --workers 0 to read in one process") from failure
 
 
-@dataclass(frozen=True)
-class _Items:
-    """What a DataLoader reads."""
-
-    read: Callable[[int], Any]
-    count: int
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, place: int) -> Any:
-        return self.read(place)
+def _read_all(read: Callable[[int], Any], places: Iterable[int]) -> bytes:
+    return pickle.dumps(list(map(read, places)))
 
 
-def _ignore_interrupts(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends its workers
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the block ends, and never reaches processes that are started in it: the
+    main process ends them."""
+    mask = getattr(signal, "pthread_sigmask", lambda *_: ())  # Windows has none
+    before = mask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        mask(signal.SIG_SETMASK, before)
 
 
 def second_versions(texts: Sequence[str], folder: Path | None) -> list[str] | None:

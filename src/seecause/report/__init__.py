@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -46,7 +46,7 @@ class Section:
 
     Attributes:
         title: The heading.
-        body: HTML, or a file that holds it where it is too large for memory.
+        body: HTML, or an open file that holds it where it is too large for memory.
         note: How to read it.
         terms: What short names mean, folded below.
         chapter: Opens a chapter; navigation then lists chapters only.
@@ -54,7 +54,7 @@ class Section:
     """
 
     title: str
-    body: Markup | Path
+    body: Markup | IO[str]
     note: str = ""
     terms: Mapping[str, str] = field(default_factory=dict)
     chapter: str = ""
@@ -68,15 +68,16 @@ class Section:
     def has_script(self) -> bool:
         """Whether the body has maps or words that the page's script makes interactive."""
         parts = ('class="heat"', 'class="browse"')
-        return isinstance(self.body, Path) or any(part in self.body for part in parts)
+        return not isinstance(self.body, str) or any(part in self.body for part in parts)
 
     def pieces(self) -> Iterator[Markup]:
         """The body, piece by piece."""
-        if isinstance(self.body, Path):
-            with self.body.open(encoding="utf-8") as file:
-                yield from map(Markup, iter(lambda: file.read(1 << 20), ""))
-        else:
+        if isinstance(self.body, str):
             yield self.body
+            return
+        self.body.seek(0)
+        while piece := self.body.read(1 << 20):
+            yield Markup(piece)
 
 
 def write_page(
@@ -108,7 +109,7 @@ def _generate(
     chapters = [(section.chapter, section) for section in sections if section.chapter]
     interactive = any(section.has_script for section in sections)
     tables = {name: _base64(colours(name).tobytes()) for name in ("RdBu_r", "inferno")}
-    values = {"colours": tables, "skipped": SKIPPED, "few": FEW, "together": TOGETHER}
+    values = {"colours": tables, "skipped": SKIPPED, "together": TOGETHER}
     script = _environment().get_template("page.js").render(values) if interactive else ""
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     page = _environment().get_template("page.html.j2")

@@ -16,21 +16,24 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, replace
+from io import StringIO
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from markupsafe import Markup
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from seecause.attribution.attribute import Explanation
 from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, Attribution, AttributionWriter
+from seecause.data.dataset import uninterrupted
 from seecause.errors import SeecauseError
 from seecause.files import write_json
 from seecause.models.preprocess import from_record
@@ -42,7 +45,6 @@ from seecause.report import (
     Section,
     Shot,
     Strip,
-    cards_html,
     part,
     protocol_section,
     skipped_section,
@@ -59,6 +61,7 @@ from seecause.report.figures import (
     save_photo,
     scale_of,
     side_by_side,
+    thumbnail,
 )
 from seecause.target import Answer
 
@@ -95,9 +98,7 @@ LINES = 8  # pairs that are drawn
 SHOWN = 8  # images of a figure
 INCHES = 2.6  # one image of a figure
 AHEAD = 4  # overlays that wait for each process
-
-
-Draw = Callable[[Image.Image, str], str]  # keeps an image under a name; returns its address
+Draw = Callable[[Image.Image, str], str]  # keeps an image; returns its address
 
 
 def write_explanations(
@@ -133,25 +134,29 @@ def write_explanations(
     findings: list[dict[str, Any]] = []
     writers: dict[str, AttributionWriter] = {}
     last: Explanation | None = None
-    with _Cards(folder, beside=not one_file) as cards, _Drawing(folder, workers) as drawing:
+    if drawn:
+        (folder / "overlays").mkdir(exist_ok=True)
+    with TemporaryFile("w+", encoding="utf-8") as text, _processes(workers) as run_one:
+        cards = _Cards(text, None if one_file else folder)
         for explained in parts:
-            last = _upright(explained)
-            photos = cards.photos(last)
-            drawn_alike = "kind" not in (last.first.manifest.get("preprocessing") or {})
-            kept = [f"../../{photo}" for photo in photos if photo and drawn_alike]
-            for method, run in explained.runs.items():
-                writers.setdefault(method, AttributionWriter(folder / "maps" / method)).add(
-                    run, kept
-                )
+            last, photos = _upright(explained), []
             for index, place in enumerate(last.places):
                 rows[place] = _row(last, index)
-                cards.add(last, index, photos[index])
+                photos.append(cards.add(last, index))
                 if drawn:
                     name = re.sub(r"[^\w.]+", "-", shown[place])[-60:]
                     rows[place]["overlay"] = f"overlays/{place + 1}-{name}.png"
-                    drawing.add(last, index, rows[place]["overlay"])
+                    runs = {method: run[[index]] for method, run in last.runs.items()}
+                    alone = replace(last, runs=runs, evidence=None, interactions=None)
+                    run_one(_save_overlays, alone, folder / rows[place]["overlay"])
                 findings.append({"image": last.names[index], **_findings(last, index)})
                 progress(1)
+            beside = not one_file and last.first.images is explained.first.images
+            kept = [f"../../{photo}" for photo in photos if beside]
+            for method, run in explained.runs.items():
+                if method not in writers:
+                    writers[method] = AttributionWriter(folder / "maps" / method)
+                writers[method].add(run, kept)
         if last is None:
             raise SeecauseError(skipped[0].reason if skipped else "there is no image to explain")
         for writer in writers.values():
@@ -160,137 +165,96 @@ def write_explanations(
             write_json(folder / "findings.json", findings)
         files = [folder / "maps" / method / MANIFEST for method in last.runs]
         manifests = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-        body = cards.close()
-        sections = [_section(last, body), *skipped_section(skipped), protocol_section(manifests)]
+        body = _section(last, cards.close())
+        sections = [body, *skipped_section(skipped), protocol_section(manifests)]
         missing = f" {len(skipped)} could not be read." if skipped else ""
-        _write(
-            folder / "index.html", last.first, len(rows), writers, sections, missing, not one_file
-        )
+        index = folder / "index.html"
+        _write(index, last.first, len(rows), writers, sections, missing, not one_file)
     return rows
 
 
+@contextmanager
+def _processes(workers: int) -> Iterator[Callable[..., object]]:
+    """Yields what calls a function in another process, or in this one without workers; it waits
+    where too many calls do."""
+    if not workers:
+        yield lambda call, *values: call(*values)
+        return
+    waiting = deque[Future[object]]()
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+
+        def submit(call: Callable[..., object], *values: Any) -> None:
+            if len(waiting) >= AHEAD * workers:
+                waiting.popleft().result()
+            with uninterrupted():
+                waiting.append(pool.submit(call, *values))
+
+        yield submit
+        for job in waiting:
+            job.result()
+
+
 class _Cards:
-    """The cards of a page, written one after the other: into files beside the page, or into one
-    that the page will embed."""
+    """The cards of a page, written one after the other: into files beside the page, or without a
+    folder into a text that the page embeds."""
 
     keys = ("title", "photo", "class", "truth", "answer", "confidence", "background")
 
-    def __init__(self, folder: Path, *, beside: bool):
-        self.folder, self.beside = folder, beside
-        self.embedded = folder / ".cards.partial"
+    def __init__(self, text: IO[str], folder: Path | None = None):
+        self.text, self.folder, self.columns = text, folder, 1
         self.waiting: list[Markup] = []
         self.index: list[list[str]] = []
-        self.columns = 1
-        for name in ("images", "data") if beside else ():
-            (folder / name).mkdir(exist_ok=True)
 
-    def __enter__(self) -> _Cards:
-        return self
+    def add(self, explained: Explanation, index: int) -> str:
+        """Add the card of one image; returns the address of the image."""
+        stem = f"images/{explained.places[index] + 1:05d}" if self.folder else ""
 
-    def __exit__(self, *failure: object) -> None:
-        self.embedded.unlink(missing_ok=True)
+        def draw(image: Image.Image, name: str) -> str:
+            if self.folder is None:
+                return data_uri(image, photo=True)
+            file = f"{stem}{name}.jpg"
+            (self.folder / file).parent.mkdir(exist_ok=True)
+            save_photo(image, self.folder / file)
+            return file
 
-    def photos(self, explained: Explanation) -> list[str]:
-        """Write images as a page shows them; returns their names, "" where they are embedded."""
-        if not self.beside:
-            return [""] * len(explained.names)
-        names = [f"images/{place + 1:05d}.jpg" for place in explained.places]
-        for name, image in zip(names, explained.first.images, strict=True):
-            self._draw(page_image(image), name)
-        return names
-
-    def add(self, explained: Explanation, index: int, photo: str) -> None:
-        """Add the card of one image."""
-        draw: Draw = _embed
-        if self.beside:
-            stem = photo.removesuffix(".jpg")
-            draw = lambda image, name: self._draw(image, f"{stem}-{name}.jpg")  # noqa: E731
-        card = _card(explained, index, photo, draw)
-        entry = {"title": card.title, "photo": photo, **card.data}
-        self.index.append([str(entry.get(key, "")) for key in self.keys])
+        card = _card(explained, index, draw)
         self.waiting.append(part("card", card))
-        self.columns = card.columns
+        photo, self.columns = card.strips[0].file, card.columns
+        small = photo if self.folder else thumbnail(explained.first.images[index])
+        entry = {"title": card.title, "photo": small, **card.data}
+        self.index.append([entry.get(key, "") for key in self.keys])
         if len(self.waiting) == TOGETHER:
-            self._flush()
+            self._write(f"{len(self.index) // TOGETHER - 1:04d}", self.waiting)
+            self.waiting = []
+        return photo
 
-    def close(self) -> Markup | Path:
+    def close(self) -> Markup | IO[str]:
         """The body of the section with all cards."""
         if len(self.index) <= FEW:
-            if self.beside:
-                (self.folder / "data").rmdir()
-            return _in_grid(self.columns) + Markup("").join(self.waiting) + Markup("</div>")
+            return part("grid", self.columns, self.waiting)
         if self.waiting:
-            self._flush()
-        if self.beside:
-            self._write("index", {"keys": self.keys, "rows": self.index})
-            return part("browse", "data")
-        with self.embedded.open("a") as file:
-            file.write("</div>")
-        return self.embedded
-
-    def _draw(self, image: Image.Image, name: str) -> str:
-        save_photo(image, self.folder / name)
-        return name
-
-    def _flush(self) -> None:
-        if self.beside:
-            self._write(f"{(len(self.index) - 1) // TOGETHER:04d}", self.waiting)
-        else:
-            with self.embedded.open("a", encoding="utf-8", errors="replace") as file:
-                if not file.tell():
-                    file.write(part("browse", "") + _in_grid(self.columns))
-                file.writelines(self.waiting)
-        self.waiting = []
+            self._write(f"{len(self.index) // TOGETHER:04d}", self.waiting)
+        self._write("index", {"keys": self.keys, "rows": self.index})
+        body = part("browse", "data" if self.folder else "")
+        if self.folder:
+            return body
+        self.text.write(body)
+        return self.text
 
     def _write(self, name: str, value: Any) -> None:
-        text = f"seecause.data({json.dumps(name)}, {json.dumps(value, separators=(',', ':'))});\n"
-        (self.folder / "data" / f"{name}.js").write_text(text, encoding="ascii")
-
-
-def _in_grid(columns: int) -> Markup:
-    return Markup('<div class="cards" style="--columns: {}">').format(columns)
-
-
-def _embed(image: Image.Image, name: str) -> str:
-    return data_uri(image, photo=True)
-
-
-class _Drawing:
-    """Overlays at full size, drawn by processes while images are explained."""
-
-    def __init__(self, folder: Path, workers: int):
-        self.folder, self.workers = folder, workers
-        self.pool: ProcessPoolExecutor | None = None
-        self.jobs = deque[Future[None]]()
-
-    def __enter__(self) -> _Drawing:
-        return self
-
-    def __exit__(self, failure: object, *more: object) -> None:
-        while self.jobs and failure is None:
-            self.jobs.popleft().result()
-        if self.pool is not None:
-            self.pool.shutdown(cancel_futures=True)
-
-    def add(self, explained: Explanation, index: int, name: str) -> None:
-        """Draw the overlays of one image into a file."""
-        file = self.folder / name
+        """Write a value as a script, or as a block that no script can end."""
+        text = json.dumps(value, separators=(",", ":"))
+        if self.folder is None:
+            block = '<script type="application/json" id="data-{}">{}</script>\n'
+            self.text.write(block.format(name, text.replace("<", "\\u003c")))
+            return
+        file = self.folder / "data" / f"{name}.js"
         file.parent.mkdir(exist_ok=True)
-        if not self.workers:
-            return _save_overlays(explained, index, file)
-        if self.pool is None:
-            context, ignored = get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)
-            self.pool = ProcessPoolExecutor(self.workers, context, signal.signal, ignored)
-        while len(self.jobs) >= AHEAD * self.workers:
-            self.jobs.popleft().result()
-        runs = {method: run[[index]] for method, run in explained.runs.items()}
-        alone = replace(explained, runs=runs, evidence=None, interactions=None)
-        self.jobs.append(self.pool.submit(_save_overlays, alone, 0, file))
-        return None
+        file.write_text(f'seecause.data("{name}", {text});\n', encoding="ascii")
 
 
-def _save_overlays(explained: Explanation, index: int, file: Path) -> None:
-    overlays(explained, index).save(file)
+def _save_overlays(explained: Explanation, file: Path) -> None:
+    overlays(explained, 0).save(file)
 
 
 def write_runs_page(path: Path, runs: Runs) -> Path:
@@ -323,12 +287,13 @@ def _write(
 def explain_section(explanation: Explanation) -> Section:
     """One card for each image, one column for each method."""
     explanation = _upright(explanation)
-    cards = [_card(explanation, index) for index in range(len(explanation.names))]
-    before = part("browse", "") if len(cards) > FEW else Markup("")
-    return _section(explanation, before + cards_html(cards))
+    cards = _Cards(StringIO())
+    for index in range(len(explanation.names)):
+        cards.add(explanation, index)
+    return _section(explanation, cards.close())
 
 
-def _section(explanation: Explanation, body: Markup | Path) -> Section:
+def _section(explanation: Explanation, body: Markup | IO[str]) -> Section:
     """Cards, how to read them, and what methods are."""
     manifest = explanation.first.manifest
     entries = {method: find(method, manifest["architecture"]) for method in explanation.runs}
@@ -356,7 +321,7 @@ def overlays(explanation: Explanation, index: int) -> Image.Image:
     return side_by_side(images)
 
 
-def _card(explanation: Explanation, index: int, photo: str = "", draw: Draw = _embed) -> Card:
+def _card(explanation: Explanation, index: int, draw: Draw) -> Card:
     first, row, maps = explanation.first, _row(explanation, index), []
     for method, run in explanation.runs.items():
         native = None if run.native is None else run.native[index]
@@ -367,10 +332,11 @@ def _card(explanation: Explanation, index: int, photo: str = "", draw: Draw = _e
     shots = []
     if (both := explanation.evidence) is not None:
         for words, which in zip(evidence_sentences(both, index), ("enough", "needed"), strict=True):
-            shots.append(Shot(words, draw(evidence_image(both, index, which), which)))
+            shots.append(Shot(words, draw(evidence_image(both, index, which), f"-{which}")))
     if (result := explanation.interactions) is not None:
         title = "Pairs: red regions need each other, of blue ones one is enough"
-        shots.append(Shot(title, draw(pairs_image(result, index), "pairs")))
+        shots.append(Shot(title, draw(pairs_image(result, index), "-pairs")))
+    photo = draw(page_image(first.images[index]), "")
     random = f"{first.manifest['model']} has random weights: its predictions mean nothing"
     return Card(
         explanation.names[index],
@@ -550,26 +516,22 @@ def evidence_image(
 def pairs_image(result: Interactions, index: int, *, count: int = LINES) -> Image.Image:
     """The image with a line for each of the strongest pairs: thicker is stronger, red needs both,
     blue needs either."""
-    from matplotlib.figure import Figure
-    from matplotlib.patheffects import Stroke, withStroke
-
-    shown = display_image(result.images[index])
-    figure = Figure(figsize=(shown.width / 100, shown.height / 100), dpi=100)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.imshow(shown.convert("L"), cmap="gray", vmin=-120, extent=(0, 1, 1, 0), aspect="auto")
-    axes.set_axis_off()
-    pairs = result.pairs(index, count)
+    shown = display_image(result.images[index]).convert("L")
+    size = (2 * shown.width, 2 * shown.height)  # lines are drawn twice as large: they are smoother
+    canvas = Image.blend(shown, Image.new("L", shown.size, 255), 0.32).convert("RGB").resize(size)
+    draw, pairs = ImageDraw.Draw(canvas), result.pairs(index, count)
     strongest = max((abs(pair.interaction) for pair in pairs), default=0.0)
     for pair in reversed(pairs if strongest else []):  # the strongest on top
-        down, across = (
-            [(place + 0.5) / result.regions for place in ends]
-            for ends in zip(pair.first, pair.second, strict=True)
-        )
-        width = 1.5 + 6 * abs(pair.interaction) / strongest
-        colour = NEED if pair.interaction > 0 else EITHER
-        edge: list[Stroke] = [withStroke(linewidth=width + 2, foreground="white")]
-        axes.plot(across, down, "o-", color=colour, linewidth=width, ms=6, path_effects=edge)
-    return figure_image(figure)
+        ends = [
+            ((column + 0.5) / result.regions * size[0], (row + 0.5) / result.regions * size[1])
+            for row, column in (pair.first, pair.second)
+        ]
+        width = round(4 + 16 * abs(pair.interaction) / strongest)
+        for colour, more in (("white", 3), (NEED if pair.interaction > 0 else EITHER, 0)):
+            draw.line(ends, colour, width + 2 * more)
+            for end in ends:
+                draw.circle(end, 9 + more, colour)
+    return canvas.resize(shown.size, Image.Resampling.LANCZOS)
 
 
 # Notebooks.

@@ -13,7 +13,7 @@ setSmooth();
 // Maps are numbers, coloured here as `heat_layer` colours them.
 const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 const COLOURS = { {% for name, table in colours.items() %}{{ name }}: bytes("{{ table }}"), {% endfor %} };
-const SKIPPED = {{ skipped }}, FEW = {{ few }}, TOGETHER = {{ together }};
+const SKIPPED = {{ skipped }}, TOGETHER = {{ together }};
 
 function number(value) {
   const [digits, power] = value.toExponential(2).split("e");
@@ -74,11 +74,11 @@ function prepare(card) {
   return card;
 }
 
-// Files beside the page are scripts, because pages that are opened from a disk may not fetch.
-const waiting = {};
+// Data stands in this page or in files beside it. These are scripts, because pages that are opened from a disk may not fetch.
+const waiting = {}, loaded = {};
 globalThis.seecause = { data: (name, value) => waiting[name](value) };
-const loaded = {};
 const load = (folder, name) => (loaded[name] ??= new Promise((resolve, reject) => {
+  if (!folder) return resolve(JSON.parse(document.getElementById(`data-${name}`).textContent));
   waiting[name] = resolve;
   const script = document.createElement("script");
   script.src = `${folder}/${name}.js`;
@@ -86,39 +86,23 @@ const load = (folder, name) => (loaded[name] ??= new Promise((resolve, reject) =
   document.head.append(script);
 }));
 
-// Where the images of a page come from: files, or the cards that follow.
-async function imagesOf(browse) {
-  const { folder } = browse.dataset;
-  if (folder) {
-    const { keys, rows } = await load(folder, "index");
-    const element = document.createElement("template");
-    return {
-      items: rows.map((row) => Object.fromEntries(row.map((value, place) => [keys[place], value]))),
-      async card(place) {
-        const name = String(Math.floor(place / TOGETHER)).padStart(4, "0");
-        element.innerHTML = (await load(folder, name))[place % TOGETHER];
-        return prepare(document.importNode(element.content.firstElementChild, true));
-      },
-    };
-  }
-  const cards = [...browse.nextElementSibling.querySelectorAll(":scope > .card")];
-  browse.hidden = cards.length <= FEW;
-  browse.nextElementSibling.hidden = !browse.hidden;
-  const photo = (card) => card.querySelector(".strip")?.style.getPropertyValue("--picture").match(/url\(["']?(.*?)["']?\)/)?.[1];
-  const items = cards.map((card) => ({ ...card.dataset, title: card.querySelector("h3").textContent, photo: photo(card) }));
-  return { items: browse.hidden ? [] : items, card: async (place) => cards[place] };
+async function cardOf(folder, place) {
+  const template = document.createElement("template"), name = String(Math.floor(place / TOGETHER)).padStart(4, "0");
+  template.innerHTML = (await load(folder, name))[place % TOGETHER];
+  return prepare(document.importNode(template.content.firstElementChild, true));
 }
 
 // Thumbnails: order, filter, page and open image are in the address after #, so that they can be sent and gone back from.
 async function browsing(browse) {
-  const { items, card } = await imagesOf(browse);
+  const { folder } = browse.dataset, { keys, rows } = await load(folder, "index");
+  const items = rows.map((row) => Object.fromEntries(row.map((value, place) => [keys[place], value])));
   const form = browse.querySelector("form"), grid = browse.querySelector(".grid"), viewer = browse.querySelector("dialog");
   const { sort, show, find, count } = form.elements, classes = form.elements.class;
-  const known = (key) => items.some((item) => item[key] !== undefined && item[key] !== "");
+  const known = (key) => items.some((item) => (item[key] ?? "") !== "");
   items.forEach((item, place) => {
     item.place = place;
     if (item.answer) item.error = (item.answer === "wrong" ? 1 : -1) * item.confidence;
-    item.words = `${item.title} ${item.class ?? ""} ${item.truth ?? ""}`.toLowerCase();
+    item.words = `${item.title} ${item.class} ${item.truth}`.toLowerCase();
   });
   for (const option of [...sort.options]) if (option.value && !known(option.value.split(" ")[0])) option.remove();
   show.parentElement.hidden = !known("answer");
@@ -138,11 +122,11 @@ async function browsing(browse) {
   function thumbnail(item) {
     const anchor = document.createElement("a"), image = new Image();
     const text = (name, words) => Object.assign(document.createElement(name ? "div" : "span"), { className: name, textContent: words });
-    anchor.className = `thumb ${item.answer ?? ""}`;
+    anchor.className = `thumb ${item.answer}`;
     link(anchor, { card: item.place + 1 });
-    Object.assign(image, { loading: "lazy", decoding: "async", alt: "", src: item.photo ?? "data:," });
+    Object.assign(image, { loading: "lazy", decoding: "async", alt: "", src: item.photo });
     const predicted = text("class", ""), marks = { wrong: "✗ ", right: "✓ " };
-    predicted.append(text("", `${marks[item.answer] ?? ""}${item.class ?? ""}`), item.confidence ? (+item.confidence).toFixed(2) : "");
+    predicted.append(text("", `${marks[item.answer] ?? ""}${item.class}`), item.confidence ? (+item.confidence).toFixed(2) : "");
     anchor.append(image, predicted, text("title", item.title));
     if (item.answer === "wrong") anchor.title = `it is ${item.truth}`;
     return anchor;
@@ -150,7 +134,7 @@ async function browsing(browse) {
 
   function list() {
     const [key, direction] = (state.get("sort") ?? "").split(" ");
-    const value = (item) => (item[key] === undefined || item[key] === "" ? NaN : +item[key]);
+    const value = (item) => ((item[key] ?? "") === "" ? NaN : +item[key]);
     const words = (state.get("find") ?? "").trim().toLowerCase();
     const wanted = ["answer", "class"].map((name) => [name, state.get(name === "answer" ? "show" : name)]).filter(([, one]) => one);
     listed = items.filter((item) => wanted.every(([name, one]) => item[name] === one) && item.words.includes(words));
@@ -170,7 +154,7 @@ async function browsing(browse) {
       viewer.querySelector(".close").before(controls);  // of the maps
       viewer.showModal();
     }
-    const shown = listed[place].place, element = await card(shown);
+    const shown = listed[place].place, element = await cardOf(folder, shown);
     if (shown === state.get("card") - 1) {
       const figures = element.querySelector(".strip")?.querySelectorAll("figure").length;
       viewer.style.setProperty("--columns", element.classList.contains("wide") ? 4 : figures ?? 3);
