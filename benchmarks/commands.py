@@ -1,7 +1,7 @@
 """What a user runs against the arithmetic in it: seconds of whole commands over many images.
 
-    python benchmarks/commands.py FOLDER --images 60 --workers 0,2 --model timm:vit_tiny_patch16_224 \\
-        --weights my.safetensors --input mean=0.5,0.5,0.5 --input std=0.5,0.5,0.5
+    python benchmarks/commands.py FOLDER --images 60 --workers 0,2 --weights my.safetensors \\
+        --model timm:vit_tiny_patch16_224 --input mean=0.5,0.5,0.5 --input std=0.5,0.5,0.5
 
 Three things are timed, on the clock and in processor seconds with those of worker processes:
 
@@ -9,7 +9,7 @@ Three things are timed, on the clock and in processor seconds with those of work
     maps        the forwards and maps that it contains, of images that are in memory, in its batches
     plain loop  a DataLoader that decodes and prepares the images, and one forward of each
 
-Start-up is the command on one image less the maps of it. `rest` is what is left per image.
+Start-up is the command on one image, less its maps.
 """
 
 from __future__ import annotations

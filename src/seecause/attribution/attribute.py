@@ -231,7 +231,7 @@ class Explanation(MapResult):
         return next(iter(self.runs.values()))
 
     def save(self, folder: str | Path) -> Path:
-        """Write a folder with the page (index.html), overlays (PNG) and maps (safetensors)."""
+        """Write a folder with the page (index.html), its images and maps (safetensors)."""
         from seecause.report.explain import write_explanations
 
         folder = Path(folder)
@@ -268,8 +268,7 @@ def explain(
         skipped: A list that receives the images that cannot be read; without it they are errors.
 
     Returns:
-        An `Explanation`; `.page(path)` writes one HTML file, `.save(folder)` page, overlays and
-        maps.
+        An `Explanation`; `.page(path)` writes one HTML file, `.save(folder)` page, images and maps.
 
     Example:
         >>> import seecause as sc

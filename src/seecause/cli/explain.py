@@ -112,7 +112,7 @@ def explain(
     given = by_name(option)
     opened = reading.load(model, quiet=output.quiet)
     with loading("methods", quiet=output.quiet):
-        from seecause.attribution.attribute import batch_size, default_methods, explain_batches
+        from seecause.attribution.attribute import default_methods, explain_batches
         from seecause.report.explain import write_explanations
 
         methods = chosen or (("caap",) if option else default_methods(opened))
@@ -126,7 +126,7 @@ def explain(
         _warn(opened, model, files)
     also = [*(["evidence"] * shown.evidence), *(["interactions"] * shown.interactions)]
     if workers is None:
-        workers = default_workers(len(files), batch_size(opened))
+        workers = default_workers(len(files))
     skipped: list[SkippedImage] = []
     facts: dict[str, Any] = {"command": "explain", "out": str(out), "page": "index.html"}
     with output.progress(f"explaining with {', '.join(methods)}", len(files)) as progress:

@@ -528,10 +528,10 @@ class ImageOpener:
         return data[index]
 
 
-def default_workers(count: int, batch: int) -> int:
-    """How many processes read `count` images: one for each core; none for less than two batches."""
+def default_workers(count: int) -> int:
+    """How many processes read `count` images: one for each core, none for few images."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return 0 if count < 2 * batch else min(cores or 1, MOST_WORKERS)
+    return 0 if count < 4 * TOGETHER else min(cores or 1, MOST_WORKERS)
 
 
 def read_ahead(read: Callable[[int], T], count: int, workers: int) -> Iterator[T]:
@@ -552,6 +552,7 @@ def read_ahead(read: Callable[[int], T], count: int, workers: int) -> Iterator[T
     if not workers:
         yield from map(read, range(count))
         return
+    import torch
     from torch.utils.data import DataLoader
 
     loader = DataLoader(
@@ -559,6 +560,7 @@ def read_ahead(read: Callable[[int], T], count: int, workers: int) -> Iterator[T
         batch_size=TOGETHER,
         num_workers=min(workers, -(-count // TOGETHER)),
         collate_fn=partial(_read_all, read),
+        generator=torch.Generator(),  # else a loader draws from the generator of everything
     )
     with uninterrupted():
         answers = iter(loader)  # starts the workers
@@ -580,12 +582,14 @@ def _read_all(read: Callable[[int], Any], places: Iterable[int]) -> bytes:
 def uninterrupted() -> Iterator[None]:
     """Ctrl-C waits until the block ends, and never reaches processes that are started in it: the
     main process ends them."""
-    mask = getattr(signal, "pthread_sigmask", lambda *_: ())  # Windows has none
-    before = mask(signal.SIG_BLOCK, {signal.SIGINT})
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        mask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def second_versions(texts: Sequence[str], folder: Path | None) -> list[str] | None:

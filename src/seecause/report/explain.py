@@ -165,11 +165,7 @@ def write_explanations(
             write_json(folder / "findings.json", findings)
         files = [folder / "maps" / method / MANIFEST for method in last.runs]
         manifests = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-        body = _section(last, cards.close())
-        sections = [body, *skipped_section(skipped), protocol_section(manifests)]
-        missing = f" {len(skipped)} could not be read." if skipped else ""
-        index = folder / "index.html"
-        _write(index, last.first, len(rows), writers, sections, missing, not one_file)
+        _write(folder / "index.html", last, cards, manifests, skipped)
     return rows
 
 
@@ -260,37 +256,39 @@ def _save_overlays(explained: Explanation, file: Path) -> None:
 def write_runs_page(path: Path, runs: Runs) -> Path:
     """Write results in memory as one HTML file: `path`, or index.html in a folder."""
     file = path if path.suffix.lower() in (".html", ".htm") else path / "index.html"
+    file.parent.mkdir(parents=True, exist_ok=True)
     first = next(iter(runs.values()))
     names = [first.name(index) for index in range(len(first))]
-    sections = [
-        explain_section(Explanation(names, first.answers, runs)),
-        protocol_section([run.manifest for run in runs.values()]),
-    ]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return _write(file, first, len(first), runs, sections)
+    explained = Explanation(names, first.answers, runs)
+    return _write(file, explained, _cards(explained), [run.manifest for run in runs.values()])
 
 
 def _write(
     file: Path,
-    first: Attribution,
-    count: int,
-    methods: Iterable[str],
-    sections: Sequence[Section],
-    missing: str = "",
-    beside: bool = False,
+    explained: Explanation,
+    cards: _Cards,
+    manifests: Sequence[Mapping[str, Any]],
+    skipped: Sequence[SkippedImage] = (),
 ) -> Path:
-    title = f"What {Path(first.manifest['model']).name} saw"
-    lead = f"{count} image{'s' * (count != 1)}, explained with {', '.join(methods)}.{missing}"
-    return write_page(file, title, sections, lead=lead, beside=beside)
+    title = f"What {Path(explained.first.manifest['model']).name} saw"
+    count, methods = len(cards.index), ", ".join(explained.runs)
+    lead = f"{count} image{'s' * (count != 1)}, explained with {methods}."
+    lead += f" {len(skipped)} could not be read." if skipped else ""
+    body = _section(explained, cards.close())
+    sections = [body, *skipped_section(skipped), protocol_section(manifests)]
+    return write_page(file, title, sections, lead=lead, beside=cards.folder is not None)
 
 
 def explain_section(explanation: Explanation) -> Section:
     """One card for each image, one column for each method."""
-    explanation = _upright(explanation)
-    cards = _Cards(StringIO())
+    return _section(explanation, _cards(explanation).close())
+
+
+def _cards(explanation: Explanation) -> _Cards:
+    cards, drawn = _Cards(StringIO()), _upright(explanation)
     for index in range(len(explanation.names)):
-        cards.add(explanation, index)
-    return _section(explanation, cards.close())
+        cards.add(drawn, index)
+    return cards
 
 
 def _section(explanation: Explanation, body: Markup | IO[str]) -> Section:
