@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -254,12 +254,14 @@ class AttributionWriter:
         self.manifests.append(part.manifest)
         self.lists["labels"] += part.labels
         self.lists["names"] += part.names
-        self.lists["answers"] += [[asdict(answer) for answer in row] for row in part.answers]
+        self.lists["answers"] += [[astuple(answer) for answer in row] for row in part.answers]
 
     def close(self, fingerprint: str) -> None:
         """Write the manifest of all batches, with the digest of all their pixels."""
         manifest = joined_manifest(self.manifests, fingerprint)
         photos = {"photos": self.photos} if self.photos else {}
+        for row in self.lists["answers"]:
+            row[:] = [asdict(Answer(*answer)) for answer in row]
         write_json(self.folder / MANIFEST, {**manifest, **self.lists, **photos})
 
 

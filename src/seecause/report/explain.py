@@ -149,7 +149,8 @@ def write_explanations(
                     runs = {method: run[[index]] for method, run in last.runs.items()}
                     alone = replace(last, runs=runs, evidence=None, interactions=None)
                     run_one(_save_overlays, alone, folder / rows[place]["overlay"])
-                findings.append({"image": last.names[index], **_findings(last, index)})
+                if found := _findings(last, index):
+                    findings.append({"image": last.names[index], **found})
                 progress(1)
             beside = not one_file and last.first.images is explained.first.images
             kept = [f"../../{photo}" for photo in photos if beside]
@@ -161,7 +162,7 @@ def write_explanations(
             raise SeecauseError(skipped[0].reason if skipped else "there is no image to explain")
         for writer in writers.values():
             writer.close(last.fingerprint)
-        if last.evidence is not None or last.interactions is not None:
+        if findings:
             write_json(folder / "findings.json", findings)
         files = [folder / "maps" / method / MANIFEST for method in last.runs]
         manifests = [json.loads(file.read_text(encoding="utf-8")) for file in files]
