@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 from markupsafe import Markup
 from PIL import Image
 from playwright.sync_api import Page
 
 from seecause.report import Section, protocol_section, write_page
-from seecause.report.explain import explain_section
+from seecause.report.explain import explain_section, write_explanations
+from seecause.report.figures import heat_layer, scale_of
 from seecause.target import Answer
 from tests.report.examples import MANIFEST, explanation
 
@@ -49,7 +52,7 @@ def test_nothing_is_fetched_and_nothing_fails(shown):
     assert page.locator("img").evaluate_all(
         "images => images.every(i => i.complete && i.naturalWidth > 0)"
     )
-    assert heard == []
+    assert heard == [] and not page.locator(".sorter").count()
 
 
 def test_the_policy_stops_scripts_and_requests_that_are_not_the_pages(shown, tmp_path):
@@ -80,15 +83,11 @@ def test_the_policy_stops_scripts_and_requests_that_are_not_the_pages(shown, tmp
     other.close()
 
 
-def test_the_slider_fades_the_maps(shown):
+def test_the_slider_fades_the_maps_and_the_switch_shows_single_patches(shown):
     page, _ = shown
-    for value in ("0", "40", "85"):
+    for value in ("0", "85"):
         page.locator("#opacity").fill(value)
         assert heat_opacity(page) == pytest.approx(int(value) / 100)
-
-
-def test_the_switch_shows_single_patches(shown):
-    page, _ = shown
     rendering = "e => getComputedStyle(e).imageRendering"
     assert page.locator(".heat").first.evaluate(rendering) == "auto"
     page.locator("#smooth").uncheck()
@@ -137,40 +136,111 @@ def test_a_narrow_window_does_not_scroll_sideways(shown):
     page.set_viewport_size({"width": 1200, "height": 800})
 
 
-def test_cards_of_many_pictures_are_sorted_and_filtered(shown, tmp_path):
-    names = ("a.jpg", "b.jpg", "c.jpg", "d.jpg")
-    known = replace(
-        explanation(names),
-        answers=[[Answer("tabby", p, True)] for p in (0.9, 0.3, 0.8, 0.6)],
-        truths=["tabby", "tiger", "tiger", None],
-        background=[0.2, 0.7, None, 0.4],
-        background_area=[0.5] * 4,
+def many(folder, count=9, **options):
+    """A page of images in a folder: a and d are right or unknown, b and c are wrong."""
+    names = tuple(f"{'abcd'[i % 4]}{i}<b>.jpg" for i in range(count))
+    known = [(0.9, "tabby", 0.2), (0.3, "tiger", 0.7), (0.8, "tiger", None), (0.6, None, 0.4)]
+    rows = [known[i] if i < 4 else (0.1 - i / 1e4, None, None) for i in range(count)]
+    shown = replace(
+        explanation(names, methods=("caap", "mosaic")),
+        answers=[
+            [Answer("tabby" if i != 1 else "lynx", p, True)] for i, (p, *_) in enumerate(rows)
+        ],
+        truths=[truth for _, truth, _ in rows],
+        background=[share for *_, share in rows],
+        background_area=[0.5] * count,
+        places=list(range(count)),
     )
-    file = write_page(tmp_path / "many.html", "Many", [explain_section(known)])
-    page, heard = shown[0].context.browser.new_page(), []
+    write_explanations(folder, [shown], names, **options)
+    return (folder / "index.html").as_uri(), shown
+
+
+@pytest.mark.parametrize("one_file", [False, True])
+def test_thumbnails_are_sorted_filtered_and_opened(browser, tmp_path, one_file):
+    page, heard = browser.new_page(), []
     page.on("pageerror", lambda error: heard.append(str(error)))
-    page.goto(file.as_uri())
+    page.on("console", lambda message: heard.append(message.text))
+    address, _ = many(tmp_path, one_file=one_file)
+    page.goto(address)
+    assert page.locator(".thumb").count() == 9 and not page.locator(".card:visible").count()
 
     def order() -> str:
-        return "".join(title[0] for title in page.locator(".card:visible h3").all_inner_texts())
+        page.wait_for_timeout(50)
+        return "".join(title[0] for title in page.locator(".thumb .title").all_inner_texts())
 
     expected = {
         "": "abcd",
-        "confidence up": "bdca",
         "confidence down": "acdb",
         "error down": "cbad",  # confident and wrong first, unknown last
         "background down": "bdac",
     }
     for value, letters in expected.items():
         page.select_option("select[name=sort]", value)
-        assert order() == letters
+        assert order()[:4] == letters
     page.select_option("select[name=show]", "wrong")
-    assert order() == "bc" and page.locator(".sorter output").inner_text() == "2 of 4"
-    page.fill("input[name=find]", "C.jpg")
-    assert order() == "c" and heard == []
+    assert order() == "bc" and page.locator(".sorter output").inner_text() == "2 of 9"
+    page.select_option("select[name=class]", "tabby")
+    assert order() == "c"
+    page.select_option("select[name=class]", "")
+    page.fill("input[name=find]", "TIGER")
+    assert order() == "bc"
+    page.reload()  # all of it is in the address
+    assert order() == "bc" and page.input_value("input[name=find]") == "TIGER"
+
+    page.locator(".thumb").nth(1).click()
+    card = page.locator("dialog .card")
+    assert card.locator("h3").inner_text() == "c2<b>.jpg" and "card=3" in page.url
+    assert card.locator(".original").evaluate(
+        "async e => { const i = new Image(); i.src = getComputedStyle(e).backgroundImage"
+        ".slice(5, -2); await i.decode(); return i.naturalWidth; }"
+    )
+    page.keyboard.press("ArrowLeft")
+    card.locator("h3", has_text="b1").wait_for()
+    page.keyboard.press("Escape")
+    assert order() == "bc" and "card" not in page.url and not card.is_visible()
+    page.locator(".thumb").first.press("Enter")
+    card.wait_for()
+    page.go_back()
+    page.locator("dialog").wait_for(state="hidden")
+    assert heard == []
     page.close()
 
 
-def test_few_images_have_no_controls(shown):
-    page, _ = shown
-    assert not page.locator(".sorter").is_visible()
+def test_pages_of_thumbnails_and_cards_are_loaded_as_they_are_looked_at(browser, tmp_path):
+    address, _ = many(tmp_path, 450)
+    page, asked = browser.new_page(viewport={"width": 800, "height": 600}), []
+    page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+    page.goto(address)
+    page.locator(".thumb").nth(199).wait_for(state="attached")
+    assert page.locator(".thumb").count() == 200
+    page.locator("main > section .pages .next").click()
+    page.locator(".thumb", has_text="a200").wait_for()
+    assert "page=2" in page.url and page.locator(".thumb").count() == 200
+    assert not {"0000.js", "0001.js", "00450.jpg"} & set(asked) and len(asked) < 250
+    page.locator(".thumb", has_text="b241").click()
+    page.locator("dialog .card h3", has_text="b241").wait_for()
+    assert "0001.js" in asked and not {"0000.js", "0002.js"} & set(asked)
+    page.reload()
+    page.locator("dialog .card h3", has_text="b241").wait_for()
+    page.close()
+
+
+@pytest.mark.parametrize("method", ["caap", "mosaic", "sobel"])
+def test_the_page_colours_maps_as_they_are_drawn(browser, tmp_path, method):
+    """Of one sign, of two signs, and at image resolution."""
+    known = explanation(methods=(method,))
+    run = known.runs[method]
+    run.maps -= 0.4 if method == "mosaic" else 0
+    if method == "sobel":
+        run.native = torch.rand(2, 64, 96, generator=torch.Generator().manual_seed(1))
+    page = browser.new_page()
+    page.goto(write_page(tmp_path / "maps.html", "Maps", [explain_section(known)]).as_uri())
+    read = "c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]"
+    shown = np.array(page.locator("canvas.heat").first.evaluate(read), int).reshape(-1, 4)
+    values = run.maps[0] if run.native is None else run.native[0]
+    drawn = heat_layer(values, scale_of(values, signed=run.signed))
+    drawn = np.asarray(drawn).astype(int).reshape(-1, 4)
+    assert np.abs(shown - drawn)[:, 3].max() <= 6  # 8 bits near 0
+    strong = drawn[:, 3] > 128  # colours of faint pixels are not kept exactly by a canvas
+    assert strong.any() and np.abs(shown - drawn)[strong].max() <= 6
+    page.close()

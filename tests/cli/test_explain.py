@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +29,7 @@ from tests.cli.calls import MODEL, explain, photo
 def test_everything_is_written_and_said(tmp_path):
     first, second = photo(tmp_path / "a.jpg"), photo(tmp_path / "b.png")
     out = tmp_path / "out"
-    words = ("--method", "caap,sobel", "--option", "tail=patched", "--out", out)
+    words = ("--method", "caap,sobel", "--option", "tail=patched", "--overlays", "--out", out)
     done = explain(first, second, *MODEL, "--class", "tabby, tabby cat", *words)
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[-1] == f"page: {out / 'index.html'}"
@@ -88,8 +95,8 @@ def test_the_seed_reaches_the_methods(tmp_path, words):
 
 
 def test_a_tree_of_classes_is_walked_and_compared_with_the_answers(tmp_path):
-    """Class folders are truths where the model knows them, masks tell how much of a map lies on the
-    background, and pages of many pictures can be sorted by both."""
+    """Class folders are truths where the model knows them, and masks tell how much of a map lies on
+    the background."""
     data, root = open_data("critters:clean:test"), tmp_path / "pics"
     for place in range(4):
         folder = root / data.classes[data[place].label]
@@ -114,7 +121,6 @@ def test_a_tree_of_classes_is_walked_and_compared_with_the_answers(tmp_path):
         1 - float(batch.masks.double().mean()), abs=0.02
     )
     page = (tmp_path / "out" / "index.html").read_text()
-    assert 'class="sorter"' in page and "most on the background first" in page
     assert page.count("data-background=") == 4 and "% of the map on the background" in page
 
 
@@ -140,7 +146,7 @@ def test_output_names_are_made_so_nothing_is_written_elsewhere_or_twice(tmp_path
     monkeypatch.chdir(work)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     names = ("q/t.png", "../../t.png", "r/t.png", "r/T.png")
-    done = explain(*names, *MODEL, "--method", "center", "--out", "o")
+    done = explain(*names, *MODEL, "--method", "center", "--overlays", "--out", "o")
     assert done.exit_code == 0, done.output
     rows = json.loads((work / "o" / "manifest.json").read_text())["images"]
     written = [(work / "o" / row["overlay"]).resolve() for row in rows]
@@ -161,6 +167,79 @@ def test_an_earlier_result_is_replaced_and_that_is_said(tmp_path):
         ) == bool(times)
     assert [p.name for p in (out / "maps").iterdir()] == ["center"]
     assert explain(picture, *MODEL, "--method", "center", "--out", out, "--quiet").output == ""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files of a result but its manifest, which names the folder."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files if p.name != "manifest.json"}
+
+
+def test_workers_change_nothing_and_a_broken_image_in_the_middle_stops_none(tmp_path):
+    """Files, samples and masks; read and drawn by two processes, or all in this one."""
+    good = [photo(tmp_path / f"{place:02d}.png") for place in range(30)]
+    good[13].write_bytes(good[13].read_bytes()[:70])
+    samples = [f"critters:clean:test#{place}" for place in range(5)]
+    rows, written = [], []
+    for workers in (0, 2):
+        out = tmp_path / "out"
+        words = ("--method", "caap", "--overlays", "--workers", workers, "--out", out, "--json")
+        done = explain(*good, *samples, "--model", "builtin:critters-vit", *words)
+        assert done.exit_code == 1 and done.stderr.count("skipped: ") == 1, done.output
+        rows.append(json.loads(done.stdout)["images"])
+        written.append(contents(out))
+    assert rows[0] == rows[1] and written[0] == written[1]
+    assert [row["file"] for row in rows[0]] == [*map(str, good), *samples]
+    assert ["error" in row for row in rows[0]].index(True) == 13
+    assert all("background" in row for row in rows[0][-5:])
+    assert sum(name.startswith("overlays/") for name in written[0]) == 34
+    assert not multiprocessing.active_children()
+
+
+def is_running(process: str) -> bool:
+    """Whether a process has not ended; nobody may have asked yet how it ended."""
+    status = Path(f"/proc/{process}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_interrupting_ends_all_workers(tmp_path):
+    photo(tmp_path / "a.bmp")
+    for place in range(200):
+        shutil.copy(tmp_path / "a.bmp", tmp_path / f"{place:03d}.bmp")
+    words = ["--model", "builtin:critters-vit", "--workers", "2", "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "seecause", "explain", str(tmp_path), *words, "--method", "mosaic"],
+        start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while process.poll() is None and len(children.read_text().split()) < 3:  # and a tracker
+        time.sleep(0.05)
+    workers = children.read_text().split()
+    os.killpg(process.pid, signal.SIGINT)
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == 130 and "Traceback" not in told, told
+    assert len(workers) == 3
+    deadline = time.monotonic() + 20
+    while any(map(is_running, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_running, workers))
+    assert not (tmp_path / "out").exists()
+
+
+def test_many_images_have_files_beside_the_page_or_one_file(tmp_path):
+    names = [f"critters:clean:test#{place}" for place in range(9)]
+    sizes = {}
+    for kind in ((), ("--one-file",)):
+        out = tmp_path / "-".join(["out", *kind])
+        assert explain(*names, "--method", "sobel", *kind, "--out", out).exit_code == 0
+        sizes[kind] = (out / "index.html").stat().st_size
+        written = {path.parent.name for path in out.rglob("*") if path.is_file()}
+        assert written == {out.name, "sobel"} | (set() if kind else {"data", "images"})
+    page = (tmp_path / "out---one-file" / "index.html").read_text()
+    assert page.count("\\u003carticle") == 9 and sizes[()] < sizes["--one-file",] / 2
+    apart, whole = (Attribution.load(tmp_path / out / "maps" / "sobel") for out in ("out", out))
+    assert torch.equal(apart.maps, whole.maps)
+    assert (apart.images - whole.images).abs().mean() < 0.02  # JPEG
 
 
 @pytest.mark.parametrize("kind", ["text", "truncated"])

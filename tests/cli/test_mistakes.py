@@ -32,7 +32,7 @@ MISTAKES = {  # words -> what is said
     f"explain {SAMPLE} --input shape=3": "mean=R,G,B",
     f"explain {SAMPLE} --seed -1": "--seed",
     f"explain {SAMPLE} --device tpu": "--device",
-    f"explain {SAMPLE} --box 3 --region 1,1,5,5": "not both",
+    f"explain {SAMPLE} --workers -1": "--workers",
     "explain nowhere.png --model nowhere": "nowhere.png: no such file",
     "explain critters:clean:test#99999999": "99999999",
     "audit --data nowhere:x --limit 30": "nowhere:x",

@@ -1,4 +1,4 @@
-"""`seecause explain --box` and `--region`: from folders of weights to pages."""
+"""`seecause explain --class box:3` and `--class region:...`: from folders of weights to pages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def manifest_of(out):
 def test_a_box_is_explained_and_drawn(tmp_path, folders):
     picture, out = photo(tmp_path / "a.jpg"), tmp_path / "out"
     call = ["--model", folders / "detr", "--method", "caap", "--out", out, "--overwrite"]
-    done = explain(picture, *call, "--box", "3", "--class", "frog")
+    done = explain(picture, *call, "--class", "box:3:frog")
     assert done.exit_code == 0, done.output
     assert "box 3: " in done.stdout
     (row,) = manifest_of(out)["images"]
@@ -49,7 +49,7 @@ def test_a_region_is_in_pixels_of_the_picture(tmp_path, folders):
     picture, out = tmp_path / "a.png", tmp_path / "out"
     Image.fromarray(np.full((128, 192, 3), 200, np.uint8)).save(picture)
     call = ["--model", folders / "segformer", "--method", "sobel", "--out", out, "--overwrite"]
-    done = explain(picture, *call, "--region", "20,40,60,80", "--class", "frog")
+    done = explain(picture, *call, "--class", "region:20,40,60,80:frog")
     assert done.exit_code == 0, done.output
     corners = manifest_of(out)["images"][0]["place"]
     assert corners == [10, 20, 30, 40]  # the frame has half the size
@@ -58,11 +58,10 @@ def test_a_region_is_in_pixels_of_the_picture(tmp_path, folders):
 def test_what_has_no_such_row_is_refused(tmp_path, folders):
     picture = photo(tmp_path / "a.jpg")
     for words, call in (
-        ("one prediction", [*MODEL, "--box", "1"]),
-        ("one prediction", [*MODEL, "--region", "1,2"]),
-        ("not both", ["--model", folders / "detr", "--box", "1", "--region", "1,2"]),
-        ("predicts boxes", ["--model", folders / "detr", "--region", "1,2"]),
-        ("0 to 4", ["--model", folders / "detr", "--box", "9"]),
+        ("one prediction", [*MODEL, "--class", "box:1"]),
+        ("one prediction", [*MODEL, "--class", "region:1,2"]),
+        ("predicts boxes", ["--model", folders / "detr", "--class", "region:1,2"]),
+        ("0 to 4", ["--model", folders / "detr", "--class", "box:9"]),
         ("many rows", ["--model", folders / "detr", "--evidence"]),
     ):
         done = explain(picture, *call, "--out", tmp_path / "out")
@@ -75,8 +74,8 @@ def test_a_picture_that_does_not_reach_the_region_is_a_hole(tmp_path, folders, r
     for name, size in sizes.items():
         Image.new("RGB", size).save(tmp_path / name)
     call = ["--model", folders / "segformer", "--method", "sobel", "--out", tmp_path / "out"]
-    done = explain(*(tmp_path / name for name in sizes), *call, "--region", region)
+    done = explain(*(tmp_path / name for name in sizes), *call, "--class", f"region:{region}")
     assert done.exit_code == 1 and "skipped: small.png: region=" in done.output, done.output
     assert "place" in manifest_of(tmp_path / "out")["images"][1]
-    done = explain(tmp_path / "small.png", *call, "--overwrite", "--region", region)
+    done = explain(tmp_path / "small.png", *call, "--overwrite", "--class", f"region:{region}")
     assert done.exit_code == 2 and "small.png: region=" in done.output, done.output

@@ -18,6 +18,9 @@ MANIFEST = {
     "grid": [4, 6],
     "device": "cpu",
     "dtype": "float32",
+    "target": {},
+    "images": [2, 3, 64, 96],
+    "memory_halvings": [],
     "versions": {"torch": "2.0"},
 }
 

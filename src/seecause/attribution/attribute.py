@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,8 +17,15 @@ from torch import Tensor, nn
 
 from seecause.attribution.registry import find, join
 from seecause.attribution.result import Attribution, MapResult
-from seecause.data.dataset import IGNORE, ImageFacts, ImageOpener, SkippedImage, find_images
-from seecause.engine.chunks import budget, memory, plain_logits
+from seecause.data.dataset import (
+    IGNORE,
+    ImageFacts,
+    ImageOpener,
+    SkippedImage,
+    find_images,
+    read_ahead,
+)
+from seecause.engine.chunks import budget, fit, memory, plain_logits
 from seecause.engine.trace import need_gradients, special_rows
 from seecause.errors import (
     BadImage,
@@ -39,7 +47,8 @@ from seecause.target import Answer, Region, Spec, best_answers, need_class, pars
 if TYPE_CHECKING:
     from seecause.attribution.evidence import Evidence, Interactions
 
-BATCH = 16
+BATCH, GPU_BATCH = 16, 128
+RUNS = 4  # of one image, which a sweep holds at once
 Also = Collection[Literal["evidence", "interactions"]]
 
 
@@ -222,7 +231,7 @@ class Explanation(MapResult):
         return next(iter(self.runs.values()))
 
     def save(self, folder: str | Path) -> Path:
-        """Write a folder with the page (index.html), overlays (PNG) and maps (safetensors)."""
+        """Write a folder with the page (index.html), its images and maps (safetensors)."""
         from seecause.report.explain import write_explanations
 
         folder = Path(folder)
@@ -259,8 +268,7 @@ def explain(
         skipped: A list that receives the images that cannot be read; without it they are errors.
 
     Returns:
-        An `Explanation`; `.page(path)` writes one HTML file, `.save(folder)` page, overlays and
-        maps.
+        An `Explanation`; `.page(path)` writes one HTML file, `.save(folder)` page, images and maps.
 
     Example:
         >>> import seecause as sc
@@ -294,11 +302,20 @@ def explain_batches(
     others: Images | Iterable[Any] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     names: Sequence[str] | None = None,
-    batch: int = BATCH,
+    batch: int | None = None,
+    workers: int = 0,
     skipped: list[SkippedImage] | None = None,
 ) -> Iterator[Explanation]:
     """The explanations of `explain`, one for each batch: memory does not grow with the number of
-    images."""
+    images.
+
+    Args:
+        model, images, methods, target, also, others, options, skipped: As for `explain`.
+        names: Names of the images, instead of those of their files.
+        batch: Images that are explained at once; None for as many as suit the device.
+        workers: Processes that read the files of a list, with the same results. Only where there
+            is a list `skipped`: errors keep their kind in one process.
+    """
     model = as_view(model)
     if also and not model.aimed:
         reason = f"{model.name} predicts many rows"
@@ -314,8 +331,9 @@ def explain_batches(
             raise BadOption("others", f"other versions for {method}", expected)
     total = ""
     for part in image_batches(
-        model, images, batch=batch, names=names, others=others, skipped=skipped, target=target
-    ):
+        model, images, batch=batch or batch_size(model), workers=workers, names=names,
+        others=others, skipped=skipped, target=target,
+    ):  # fmt: skip
         tensor, rows = part.images.to(model.device, model.dtype), part.targets(target)
         total = pixels_digest(tensor, total)
         other = {} if part.others is None else {"blank": part.others.to(tensor)}
@@ -450,53 +468,105 @@ def _listed(target: Spec) -> Spec:
     return list(target) if isinstance(target, tuple) and len(target) != 2 else target
 
 
+def batch_size(model: ImageModel) -> int:
+    """How many images fill the device."""
+    if model.device.type != "cuda" or not model.aimed:
+        return BATCH
+    each = model.forward_bytes(model.layout_at(*model.preprocess.size))
+    return fit(GPU_BATCH, RUNS * each, model.device)
+
+
 def image_batches(
     model: ImageModel,
     images: Images | Iterable[Any],
     *,
     batch: int,
-    names: Sequence[str] | None,
-    others: Images | Iterable[Any] | None,
-    skipped: list[SkippedImage] | None,
-    target: Any,
+    workers: int = 0,
+    names: Sequence[str] | None = None,
+    others: Images | Iterable[Any] | None = None,
+    skipped: list[SkippedImage] | None = None,
+    target: Any = None,
 ) -> Iterator[ImageBatch]:
     """Read and normalise images, `batch` at a time; each is released when its batch is made.
 
     A batch ends early where images of another size follow. Images that cannot be read, or that a
     region of files does not reach, are added to `skipped`, or are errors without it.
     """
-    opener = ImageOpener()
+    reader = _Reader(model, names, target, skipped is None)
+    if workers and not reader.strict and _are_names(images):
+        files: Any = images
+        read = replace(reader, model=_Frame(model.preprocess), files=files, others=others)
+        reads: Iterable[Any] = read_ahead(read, len(files), workers)
+    else:
+        versions = repeat(None) if others is None else _singles(model, others)
+        pairs = zip(_singles(model, images), versions, strict=others is not None)
+        reads = (reader.read(place, *pair) for place, pair in enumerate(pairs))
     rows: list[ImageBatch] = []  # of one image each
-    seconds = repeat(None) if others is None else _singles(model, others)
-    pairs = zip(_singles(model, images), seconds, strict=others is not None)
-    for place, (item, other) in enumerate(pairs):
-        file = str(item) if isinstance(item, str | Path) else getattr(item, "filename", "")
-        name = names[place] if names else file or f"image {place}"
-        version, regions = None, []
-        try:
-            image, opened = _read(model, item, opener)
-            known = _facts(model, item, opened, opener)
-            if other is not None:
-                version, _ = _read(model, other, opener, second=True)
-            if isinstance(target, FileRegion):
-                regions = [target.framed(known.size)]
-        except (BadImage, BadOption, DataMissing) as bad:
-            if skipped is None:
-                raise
-            reason = str(bad) if name in str(bad) else f"{name}: {bad}"
-            skipped.append(SkippedImage(name, reason))
+    for row in reads:
+        if isinstance(row, SkippedImage):
+            assert skipped is not None
+            skipped.append(row)
             continue
-        if version is not None and version.shape != image.shape:
-            raise BadOption("others", list(version[0].shape), f"images of {list(image[0].shape)}")
-        if rows and rows[0].images.shape != image.shape:
+        if row.others is not None and row.others.shape != row.images.shape:
+            expected = f"images of {list(row.images[0].shape)}"
+            raise BadOption("others", list(row.others[0].shape), expected)
+        if rows and rows[0].images.shape != row.images.shape:
             yield join(rows)
             rows = []
-        rows.append(ImageBatch(image, [place], [name], [known], version, regions))
+        rows.append(row)
         if len(rows) == batch:
             yield join(rows)
             rows = []
     if rows:
         yield join(rows)
+
+
+def _are_names(images: Any) -> bool:
+    """Whether these are the names of images, all known beforehand."""
+    return isinstance(images, list) and all(isinstance(image, str | Path) for image in images)
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What reading a file needs of a model, for processes that have none."""
+
+    preprocess: Preprocess
+
+
+@dataclass(frozen=True, eq=False)
+class _Reader:
+    """Reads one image at a time: any, or by its place one of `files`."""
+
+    model: ImageModel | _Frame
+    names: Sequence[str] | None
+    target: Any
+    strict: bool  # an image that cannot be read is an error
+    files: Sequence[str | Path] = ()
+    others: Any = None
+
+    @cached_property
+    def opener(self) -> ImageOpener:
+        return ImageOpener()
+
+    def __call__(self, place: int) -> ImageBatch | SkippedImage:
+        return self.read(place, self.files[place], self.others and self.others[place])
+
+    def read(self, place: int, item: Any, other: Any) -> ImageBatch | SkippedImage:
+        file = str(item) if isinstance(item, str | Path) else getattr(item, "filename", "")
+        name = self.names[place] if self.names else file or f"image {place}"
+        steps, version, regions = self.model.preprocess, None, []
+        try:
+            image, opened = _read(self.model, item, self.opener)
+            known = _facts(steps, item, opened, self.opener)
+            if other is not None:
+                version, _ = _read(self.model, other, self.opener, second=True)
+            if isinstance(self.target, FileRegion):
+                regions = [self.target.framed(known.size)]
+        except (BadImage, BadOption, DataMissing) as bad:
+            if self.strict:
+                raise
+            return SkippedImage(name, str(bad) if name in str(bad) else f"{name}: {bad}")
+        return ImageBatch(image, [place], [name], [known], version, regions)
 
 
 def _singles(model: ImageModel, images: Any) -> Iterator[Any]:
@@ -525,21 +595,24 @@ def _rows_of(model: ImageModel, item: Any) -> Iterable[Any]:
 
 
 def _read(
-    model: ImageModel, item: Any, opener: ImageOpener, *, second: bool = False
+    model: ImageModel | _Frame, item: Any, opener: ImageOpener, *, second: bool = False
 ) -> tuple[Tensor, Any]:
-    """One image, [1, 3, H, W], normalised, and what was opened."""
-    if isinstance(item, str | Path) and model.preprocess.kind == "images":
-        item = opener(str(item), second=second)
-    if isinstance(item, Image.Image):  # stays on the CPU until its batch is full
+    """One image, [1, 3, H, W], normalised, and what was opened. Files stay on the CPU until their
+    batch is full."""
+    if isinstance(item, str | Path):
+        is_image = model.preprocess.kind == "images"
+        item = opener(str(item), second=second) if is_image else item
+        return model.preprocess(item)[:1], item
+    if isinstance(item, Image.Image):
         return model.preprocess(item)[:1], item
     return as_images(model, item)[:1], item
 
 
-def _facts(model: ImageModel, item: Any, opened: Any, opener: ImageOpener) -> ImageFacts:
+def _facts(steps: Preprocess, item: Any, opened: Any, opener: ImageOpener) -> ImageFacts:
     """What is known about a file or a sample; its mask in the model's frame."""
     if not isinstance(item, str | Path):
         return ImageFacts()
-    if model.preprocess.kind != "images":
+    if steps.kind != "images":
         return ImageFacts(Path(item).absolute().parent.name)
     height, width = opened.size[::-1]
     known = replace(opener.facts(str(item)), size=(height, width))
@@ -551,4 +624,4 @@ def _facts(model: ImageModel, item: Any, opened: Any, opener: ImageOpener) -> Im
             f"{list(known.mask.shape)} pixels for an image of {[height, width]}",
             "give masks of the images' own size",
         )
-    return replace(known, mask=model.preprocess.mask(known.mask))
+    return replace(known, mask=steps.mask(known.mask))

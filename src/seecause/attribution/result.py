@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -190,6 +191,7 @@ class Attribution(MapResult):
             DataMissing: If a file is missing or damaged.
         """
         from seecause.loading import reading
+        from seecause.models.preprocess import read_image
 
         folder = Path(folder)
         with reading(folder, MAPS, MANIFEST, writer="Attribution.save"):
@@ -197,6 +199,10 @@ class Attribution(MapResult):
             lists = {name: manifest.pop(name) for name in LISTS}
             parts = [load_file(file) for file in [folder / MAPS, *sorted(folder.glob("maps-*"))]]
             tensors: dict[str, Any] = {n: torch.cat([p[n] for p in parts]) for n in parts[0]}
+            if photos := manifest.pop("photos", ()):
+                size = tuple(manifest["images"][:1:-1])  # width and height
+                images = [np.asarray(read_image(folder / photo).resize(size)) for photo in photos]
+                tensors["images"] = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
             counts = {
                 len(entries) for entries in (*tensors.values(), *lists.values()) if len(entries)
             }
@@ -226,14 +232,17 @@ class AttributionWriter:
         self.folder = folder
         self.manifests: list[dict[str, Any]] = []
         self.lists: dict[str, list[Any]] = {name: [] for name in LISTS}
+        self.photos: list[str] = []
         folder.mkdir(parents=True, exist_ok=True)
         for file in (folder / MANIFEST, *folder.glob("maps-*.safetensors")):
             file.unlink(missing_ok=True)
 
-    def add(self, part: Attribution) -> None:
-        """Add one batch. Images are for display: they are stored with 8 bits."""
+    def add(self, part: Attribution, photos: Sequence[str] = ()) -> None:
+        """Add one batch. Images are for display: they are stored with 8 bits, or `photos` are the
+        names of their files, relative to the folder."""
         tensors = {name: getattr(part, name) for name in TENSORS}
-        tensors["images"] = (part.images * 255).round().to(torch.uint8)
+        tensors["images"] = None if photos else (part.images * 255).round().to(torch.uint8)
+        self.photos += photos
         present = {
             name: tensor.detach().cpu().contiguous()
             for name, tensor in tensors.items()
@@ -245,12 +254,15 @@ class AttributionWriter:
         self.manifests.append(part.manifest)
         self.lists["labels"] += part.labels
         self.lists["names"] += part.names
-        self.lists["answers"] += [[asdict(answer) for answer in row] for row in part.answers]
+        self.lists["answers"] += [[astuple(answer) for answer in row] for row in part.answers]
 
     def close(self, fingerprint: str) -> None:
         """Write the manifest of all batches, with the digest of all their pixels."""
         manifest = joined_manifest(self.manifests, fingerprint)
-        write_json(self.folder / MANIFEST, {**manifest, **self.lists})
+        photos = {"photos": self.photos} if self.photos else {}
+        for row in self.lists["answers"]:
+            row[:] = [asdict(Answer(*answer)) for answer in row]
+        write_json(self.folder / MANIFEST, {**manifest, **self.lists, **photos})
 
 
 def joined_manifest(manifests: Sequence[Mapping[str, Any]], fingerprint: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from seecause.cli.shared import (
     VIT,
@@ -17,6 +16,7 @@ from seecause.cli.shared import (
     Output,
     Reading,
     Values,
+    Workers,
     by_name,
     check_methods,
     loading,
@@ -35,54 +35,41 @@ if TYPE_CHECKING:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """The explained class, box or region.
+class Shown:
+    """What the page shows, and how it is written.
 
     Attributes:
-        class_: The class to explain, by name or index. Default: the predicted one.
-        box: For detectors: index of the query to explain. The score of its best class, or of
-            --class, is explained. Default: the box with the highest score.
-        region: For segmentation: the region to explain, in pixels of the original image, as
-            X0,Y0,X1,Y1 or X,Y. Default: the pixels of the largest class.
+        evidence: Also show the patches that are enough for the prediction, and those it needs.
+        interactions: Also show pairs of regions with the strongest interaction (their joint effect
+            differs from the sum of their single effects).
+        overlays: Also write each image with its maps drawn over it, at full size (PNG).
+        one_file: Write one HTML file with everything in it, to be sent; otherwise images and data
+            lie beside the page.
     """
 
-    class_: Annotated[str | None, Parameter(name=["--class", "-c"])] = None
-    box: Annotated[int | None, Parameter(validator=Number(gte=0))] = None
-    region: str | None = None
-
-    def target(self, model: ImageModel) -> Any:
-        """The target that --class, --box and --region name together."""
-        from seecause.attribution.attribute import FileRegion
-        from seecause.target import Box, Region
-
-        if self.box is not None and self.region is not None:
-            raise BadOption("--region", self.region, "--box or --region, not both")
-        if self.box is not None:
-            return Box(self.box, self.class_)
-        if self.region is not None:
-            region = Region.parse(f"region:{self.region}")
-            return FileRegion(Region(region.where, self.class_ or region.label), model.preprocess)
-        by_index = model.aimed and self.class_ is not None
-        return model.class_index(self.class_) if by_index else self.class_
+    evidence: bool = False
+    interactions: bool = False
+    overlays: bool = False
+    one_file: bool = False
 
 
 def explain(
     *images: str,
     model: ModelName = VIT,
     reading: Reading = Reading(),
-    asked: Asked = Asked(),
+    class_: Annotated[str | None, Parameter(name=["--class", "-c"])] = None,
     method: str | None = None,
     option: Values = None,
     without: Path | None = None,
-    evidence: bool = False,
-    interactions: bool = False,
+    shown: Shown = Shown(),
+    workers: Workers = None,
     out: Out = Path("explained"),
     output: Output = Output(),
 ) -> int:
     """Which patches of each image caused the model's prediction?
 
-    Writes a page (index.html), overlays (PNG), the raw maps (safetensors) and a manifest. Images
-    that cannot be read are skipped and named; the exit code is 1 then.
+    Writes a page (index.html), the raw maps (safetensors) and a manifest. Images that cannot be
+    read are skipped and named; the exit code is 1 then.
 
     For example:
 
@@ -94,12 +81,16 @@ def explain(
 
     seecause explain marked/ --without clean/ --out marks
 
-    seecause explain street.jpg --model hf:facebook/detr-resnet-50 --box 3
+    seecause explain street.jpg --model hf:facebook/detr-resnet-50 --class box:3
 
     Args:
         images: Images, folders (also of class folders), quoted globs, or samples of a dataset:
             critters:clean:test#3. For a video model: folders of frames, animations or arrays
             (.npy).
+        class_: The class to explain, by name or index. For a detector also a box, by the number of
+            its query: box:3 or box:3:cat. For segmentation pixels of the image: two corners
+            region:X0,Y0,X1,Y1 or one place region:X,Y, also with a class behind them. Default: the
+            predicted class, the surest box, the pixels of the largest class.
         method: Attribution methods, separated by commas. Default: caap,mosaic; caap where no
             gradient passes, and with --option.
         option: An option of the methods that have it, as KEY=VALUE such as tail=patched, or of one
@@ -107,11 +98,8 @@ def explain(
         without: A folder with another version of each image under the same name (without a mark,
             for one): the maps show what of the difference caused the prediction. Samples of
             pairs:WITH:WITHOUT need no folder.
-        evidence: Also show the patches that are enough for the prediction, and those it needs.
-        interactions: Also show pairs of regions with the strongest interaction (their joint effect
-            differs from the sum of their single effects).
     """
-    from seecause.data.dataset import find_images, second_versions
+    from seecause.data.dataset import default_workers, find_images, second_versions
 
     output.check(out)
     chosen = () if method is None else names(method)
@@ -120,7 +108,7 @@ def explain(
     if not images:
         raise BadOption("IMAGES", None, "at least one image, folder or sample of a dataset")
     files = find_images(list(images))
-    others, shown = second_versions(files, without), short_names(files)
+    others, titles = second_versions(files, without), short_names(files)
     check_methods(chosen)
     given = by_name(option)
     opened = reading.load(model, quiet=output.quiet)
@@ -130,33 +118,51 @@ def explain(
 
         methods = chosen or (("caap",) if option else default_methods(opened))
         options = method_options(methods, given, reading.seed, opened)
-        target = asked.target(opened)
+        target = target_of(opened, class_)
     inputs = opened.preprocess.inputs(files)
     if inputs != list(files):  # frames, by the film they are of
         files = inputs
-        others, shown = second_versions(files, without), short_names(files)
+        others, titles = second_versions(files, without), short_names(files)
     if not output.quiet:
         _warn(opened, model, files)
-    also = [*(["evidence"] * evidence), *(["interactions"] * interactions)]
+    also = [*(["evidence"] * shown.evidence), *(["interactions"] * shown.interactions)]
+    if workers is None:
+        workers = default_workers(len(files))
     skipped: list[SkippedImage] = []
     facts: dict[str, Any] = {"command": "explain", "out": str(out), "page": "index.html"}
     with output.progress(f"explaining with {', '.join(methods)}", len(files)) as progress:
         parts = explain_batches(
-            opened, files, names=shown, methods=methods, target=target, others=others,
-            options=options, also=also, skipped=skipped,
+            opened, files, names=titles, methods=methods, target=target, others=others,
+            options=options, also=also, skipped=skipped, workers=workers,
         )  # fmt: skip
         with result_folder(out, facts, overwrite=output.overwrite) as folder:
-            rows = write_explanations(folder, parts, shown, skipped=skipped, progress=progress)
+            rows = write_explanations(
+                folder, parts, titles, skipped=skipped, progress=progress,
+                one_file=shown.one_file, drawn=shown.overlays, workers=workers,
+            )  # fmt: skip
             facts["maps"] = {name: f"maps/{name}" for name in methods}
             reasons = {image.name: image.reason for image in skipped}
             facts["images"] = [
                 {"file": file, "name": name, **rows.get(place, {"error": reasons.get(name)})}
-                for place, (file, name) in enumerate(zip(files, shown, strict=True))
+                for place, (file, name) in enumerate(zip(files, titles, strict=True))
             ]
     for image in skipped:
         tell(f"skipped: {image.reason}")
     lines = [*_lines(facts["images"], opened)]
     return output.finish(facts, lines, skipped=skipped)
+
+
+def target_of(model: ImageModel, text: str | None) -> Any:
+    """The target that --class names; regions are in pixels of the files."""
+    from seecause.attribution.attribute import FileRegion
+    from seecause.target import Region, parse_row
+
+    row = None if text is None else parse_row(text)
+    if isinstance(row, Region):
+        return FileRegion(row, model.preprocess)
+    if row is not None or text is None:
+        return row
+    return model.class_index(text) if model.aimed else text
 
 
 def method_options(

@@ -64,6 +64,14 @@ Out = Annotated[
     ),
 ]
 Values = Annotated[list[str] | None, Parameter(consume_multiple=False)]  # KEY=VALUE, repeated
+Workers = Annotated[
+    int | None,
+    Parameter(
+        validator=Number(gte=0),
+        help="Processes that read images and draw, with the same results; 0: all in one. Default:"
+        " one for each core, none for few images.",
+    ),
+]
 Share = Annotated[float | None, Parameter(validator=Number(gte=0, lte=1))]
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]

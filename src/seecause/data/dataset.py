@@ -8,10 +8,14 @@ name their function as an entry point of the group `seecause.datasets`.
 from __future__ import annotations
 
 import contextlib
+import os
+import pickle
+import signal
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -46,6 +50,8 @@ UNREADABLE = (".heic", ".heif", ".avif")  # listed, so that they are reported as
 MASKS = "masks"  # a folder beside images that holds masks with the same stems
 LOSSY = (".jpg", ".jpeg")
 FEW = 16  # a mask with more distinct values has soft edges
+TOGETHER = 8  # images that a worker reads at a time
+MOST_WORKERS = 16
 T = TypeVar("T")
 IGNORE = 255  # value in integer masks for neither object nor background
 HELD_OUT = 10  # every tenth training image of each class is `val` where a release has no such split
@@ -521,6 +527,70 @@ class ImageOpener:
         if index >= len(data):
             raise BadOption("sample", f"{name}#{index}", f"an index below {len(data)}")
         return data[index]
+
+
+def default_workers(count: int) -> int:
+    """How many processes read `count` images: one for each core, none for few images."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return 0 if count < 4 * TOGETHER else min(cores or 1, MOST_WORKERS)
+
+
+def read_ahead(read: Callable[[int], T], count: int, workers: int) -> Iterator[T]:
+    """Yield `read(0)`, `read(1)` and so on, in order, made by worker processes a little ahead.
+
+    Workers are those of a torch DataLoader; they end with the iterator. Results come as bytes, not
+    in shared memory, of which containers have little.
+
+    Args:
+        read: Reads one item. Where processes are not forked it is pickled.
+        count: How many items there are.
+        workers: How many processes read; 0 reads in this one.
+
+    Example:
+        >>> list(read_ahead(lambda place: place * place, 4, 0))
+        [0, 1, 4, 9]
+    """
+    if not workers:
+        yield from map(read, range(count))
+        return
+    import torch
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader(
+        range(count),  # type: ignore[arg-type]
+        batch_size=TOGETHER,
+        num_workers=min(workers, -(-count // TOGETHER)),
+        collate_fn=partial(_read_all, read),
+        generator=torch.Generator(),  # else a loader draws from the generator of everything
+    )
+    with uninterrupted():
+        answers = iter(loader)  # starts the workers
+    try:
+        for answer in answers:
+            yield from pickle.loads(answer)
+    except RuntimeError as failure:
+        if "DataLoader worker" not in str(failure):
+            raise
+        reason = "a worker that reads images was killed, perhaps for its memory"
+        raise SeecauseError(f"{reason}; give --workers 0 to read in one process") from failure
+
+
+def _read_all(read: Callable[[int], Any], places: Iterable[int]) -> bytes:
+    return pickle.dumps(list(map(read, places)))
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the block ends, and never reaches processes that are started in it: the
+    main process ends them."""
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def second_versions(texts: Sequence[str], folder: Path | None) -> list[str] | None:

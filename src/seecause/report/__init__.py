@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -25,19 +24,14 @@ from PIL import Image
 from torch import Tensor
 
 from seecause.files import atomic_file, csv_text
-from seecause.report.figures import (
-    Scale,
-    colour_bar,
-    data_uri,
-    display_image,
-    heat_layer,
-    number,
-)
+from seecause.report.figures import SKIPPED, Scale, colours, data_uri, number, page_image
 
 if TYPE_CHECKING:
     from seecause.data.dataset import SkippedImage
     from seecause.target import Answer
 
+FEW = 8  # most images that are shown with their maps at once; of more, thumbnails come first
+TOGETHER = 200  # thumbnails on a page, and cards in a file
 LONGEST = 1000  # maximum characters of a value in a protocol; the manifest has it in full
 PROTOCOL = (  # fields of a manifest that a page shows
     *("method", "options", "used", "question", "answer", "bank", "sampling", "model"),
@@ -52,7 +46,7 @@ class Section:
 
     Attributes:
         title: The heading.
-        body: HTML, or a file that holds it where it is too large for memory.
+        body: HTML, or an open file that holds it where it is too large for memory.
         note: How to read it.
         terms: Explanations of short names, folded below.
         chapter: Opens a chapter; navigation then lists chapters only.
@@ -60,7 +54,7 @@ class Section:
     """
 
     title: str
-    body: Markup | Path
+    body: Markup | IO[str]
     note: str = ""
     terms: Mapping[str, str] = field(default_factory=dict)
     chapter: str = ""
@@ -73,21 +67,33 @@ class Section:
     @property
     def has_script(self) -> bool:
         """Whether the body has maps or words that the page's script makes interactive."""
-        return isinstance(self.body, Path) or 'class="heat"' in self.body
+        parts = ('class="heat"', 'class="browse"')
+        return not isinstance(self.body, str) or any(part in self.body for part in parts)
 
     def pieces(self) -> Iterator[Markup]:
         """The body, piece by piece."""
-        if isinstance(self.body, Path):
-            with self.body.open(encoding="utf-8") as file:
-                yield from map(Markup, iter(lambda: file.read(1 << 20), ""))
-        else:
+        if isinstance(self.body, str):
             yield self.body
+            return
+        self.body.seek(0)
+        while piece := self.body.read(1 << 20):
+            yield Markup(piece)
 
 
-def write_page(path: Path, title: str, sections: Sequence[Section], *, lead: str = "") -> Path:
-    """Write a page atomically; `lead` is the sentence under its title."""
+def write_page(
+    path: Path, title: str, sections: Sequence[Section], *, lead: str = "", beside: bool = False
+) -> Path:
+    """Write a page atomically.
+
+    Args:
+        path: The file.
+        title: The heading.
+        sections: What the page shows.
+        lead: The sentence under the title.
+        beside: Whether it may load images and data from files beside it.
+    """
     with atomic_file(path) as file:
-        for piece in _generate(title, sections, lead):
+        for piece in _generate(title, sections, lead, beside):
             file.write(piece.encode(errors="replace"))  # a file's name may be no text
     return path
 
@@ -97,10 +103,14 @@ def render_page(title: str, sections: Sequence[Section], *, lead: str = "") -> s
     return "".join(_generate(title, sections, lead))
 
 
-def _generate(title: str, sections: Sequence[Section], lead: str) -> Iterator[str]:
+def _generate(
+    title: str, sections: Sequence[Section], lead: str, beside: bool = False
+) -> Iterator[str]:
     chapters = [(section.chapter, section) for section in sections if section.chapter]
     interactive = any(section.has_script for section in sections)
-    script = _environment().get_template("page.js").render() if interactive else ""
+    tables = {name: _base64(colours(name).tobytes()) for name in ("RdBu_r", "inferno")}
+    values = {"colours": tables, "skipped": SKIPPED, "together": TOGETHER}
+    script = _environment().get_template("page.js").render(values) if interactive else ""
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     page = _environment().get_template("page.html.j2")
     return page.generate(
@@ -110,7 +120,12 @@ def _generate(title: str, sections: Sequence[Section], lead: str) -> Iterator[st
         contents=chapters or [(section.title, section) for section in sections],
         script=Markup(script),
         script_policy=f"'sha256-{allowed}'" if script else "'none'",
+        beside=beside,
     )
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 @cache
@@ -197,18 +212,23 @@ class MapView:
     answers: Sequence[Answer] = ()  # predictions, if maps of several models share an image
 
     @property
-    def layer(self) -> str:
-        """At the resolution of the map: the browser enlarges it, so that pages stay small."""
-        return data_uri(heat_layer(self.values if self.native is None else self.native, self.scale))
-
-    @property
-    def bar(self) -> str:
-        return colour_bar(self.scale.colormap)
+    def ends(self) -> str:
+        """What the page needs to colour values: the ends of the scale, whether it has two signs,
+        and how pale it is."""
+        scale = self.scale
+        return f"{scale.low!r} {scale.high!r} {scale.signed:d} {scale.paleness:.4g}"
 
     @property
     def numbers(self) -> str:
-        """All values row by row, for the read-out under the pointer."""
-        return json.dumps([number(value) for value in self.values.flatten().tolist()])
+        """All values row by row, float32 in base64: the page colours them, and reads them out."""
+        return _base64(self.values.detach().float().cpu().numpy().tobytes())
+
+    @property
+    def pixels(self) -> str:
+        """The map at image resolution in 8 bits of its scale."""
+        assert self.native is not None
+        unit = self.scale.unit(self.native.detach().float().cpu())
+        return _base64((unit * 255).round().byte().numpy().tobytes())
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,10 +240,11 @@ class Strip:
     label: str = ""
     answers: Sequence[Answer] = ()
     outline: Image.Image | None = None  # drawn over the image and over every map
+    file: str = ""  # of the image, beside the page; without one it is embedded
 
     @property
     def photo(self) -> str:
-        return data_uri(display_image(self.image), photo=True)
+        return self.file or data_uri(page_image(self.image), photo=True)
 
     @property
     def outline_uri(self) -> str:

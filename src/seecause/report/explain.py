@@ -2,35 +2,49 @@
 
 A card for each image has its maps, and beside them what else is known: the box or region that was
 asked about, the patches that are enough for the prediction and those it needs, pairs of regions
-that act together. `write_explanations` writes cards while images are explained, so that any number
-of them fits into memory.
+that act together. Of many images thumbnails come first. `write_explanations` writes cards while
+images are explained, so that any number of them fits into memory:
+
+    index.html          thumbnails, or the cards of a few images
+    images/00001.jpg    one for each image, also for its thumbnail
+    data/index.js       what thumbnails are sorted and filtered by
+    data/0000.js        200 cards each, loaded when one of them is opened
+    maps/METHOD         maps (safetensors) and how they were made
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, replace
+from io import StringIO
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from markupsafe import Markup
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from seecause.attribution.attribute import Explanation
 from seecause.attribution.registry import find
 from seecause.attribution.result import MANIFEST, Attribution, AttributionWriter
+from seecause.data.dataset import uninterrupted
 from seecause.errors import SeecauseError
 from seecause.files import write_json
 from seecause.models.preprocess import from_record
 from seecause.report import (
+    FEW,
+    TOGETHER,
     Card,
     MapView,
     Section,
     Shot,
     Strip,
-    cards_html,
     part,
     protocol_section,
     skipped_section,
@@ -43,8 +57,11 @@ from seecause.report.figures import (
     number,
     outline_layer,
     overlay,
+    page_image,
+    save_photo,
     scale_of,
     side_by_side,
+    thumbnail,
 )
 from seecause.target import Answer
 
@@ -80,6 +97,8 @@ NEED, EITHER = "#d62839", "#1d6fd1"  # the colours of maps: red for, blue agains
 LINES = 8  # pairs that are drawn
 SHOWN = 8  # images of a figure
 INCHES = 2.6  # one image of a figure
+AHEAD = 4  # overlays that wait for each process
+Draw = Callable[[Image.Image, str], str]  # keeps an image; returns its address
 
 
 def write_explanations(
@@ -89,8 +108,11 @@ def write_explanations(
     *,
     skipped: Sequence[SkippedImage] = (),
     progress: Callable[[int], None] = lambda done: None,
+    one_file: bool = False,
+    drawn: bool = False,
+    workers: int = 0,
 ) -> dict[int, dict[str, Any]]:
-    """Write page, maps and overlays, while images are explained.
+    """Write page and maps, while images are explained.
 
     Args:
         folder: An empty folder.
@@ -98,6 +120,9 @@ def write_explanations(
         shown: Names of all images, also of those that are skipped.
         skipped: Images that could not be read; filled while parts are made.
         progress: Called with the number of images finished since the last call.
+        one_file: Embed everything in index.html.
+        drawn: Write overlays at full size, too (PNG).
+        workers: Processes that draw overlays; 0 draws them in this one.
 
     Returns:
         What is known about each image, by its place in `shown`.
@@ -105,79 +130,169 @@ def write_explanations(
     Raises:
         SeecauseError: If no image could be read, with the first reason.
     """
-    (folder / "overlays").mkdir()
     rows = dict[int, dict[str, Any]]()
     findings: list[dict[str, Any]] = []
     writers: dict[str, AttributionWriter] = {}
     last: Explanation | None = None
-    cards = folder / ".cards.partial"
-    with cards.open("w", encoding="utf-8", errors="replace") as file:
+    if drawn:
+        (folder / "overlays").mkdir(exist_ok=True)
+    with TemporaryFile("w+", encoding="utf-8") as text, _processes(workers) as run_one:
+        cards = _Cards(text, None if one_file else folder)
         for explained in parts:
-            for method, run in explained.runs.items():
-                writers.setdefault(method, AttributionWriter(folder / "maps" / method)).add(run)
-            last = _upright(explained)
+            last, photos = _upright(explained), []
             for index, place in enumerate(last.places):
-                card = _card(last, index)
-                if not rows:
-                    begin = Markup('<div class="cards" style="--columns: {}">\n')
-                    file.write(part("sorter") + begin.format(card.columns))
-                file.write(part("card", card))
-                name = re.sub(r"[^\w.]+", "-", shown[place])[-60:]
-                drawn = f"overlays/{place + 1}-{name}.png"
-                overlays(last, index).save(folder / drawn)
-                rows[place] = {"overlay": drawn, **_row(last, index)}
-                findings.append({"image": last.names[index], **_findings(last, index)})
+                rows[place] = _row(last, index)
+                photos.append(cards.add(last, index))
+                if drawn:
+                    name = re.sub(r"[^\w.]+", "-", shown[place])[-60:]
+                    rows[place]["overlay"] = f"overlays/{place + 1}-{name}.png"
+                    runs = {method: run[[index]] for method, run in last.runs.items()}
+                    alone = replace(last, runs=runs, evidence=None, interactions=None)
+                    run_one(_save_overlays, alone, folder / rows[place]["overlay"])
+                if found := _findings(last, index):
+                    findings.append({"image": last.names[index], **found})
                 progress(1)
-        file.write("</div>\n")
-    if last is None:
-        raise SeecauseError(skipped[0].reason if skipped else "there is no image to explain")
-    for writer in writers.values():
-        writer.close(last.fingerprint)
-    if last.evidence is not None or last.interactions is not None:
-        write_json(folder / "findings.json", findings)
-    files = [folder / "maps" / method / MANIFEST for method in last.runs]
-    manifests = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    sections = [_section(last, cards), *skipped_section(skipped), protocol_section(manifests)]
-    missing = f" {len(skipped)} could not be read." if skipped else ""
-    _write(folder / "index.html", last.first, len(rows), writers, sections, missing)
-    cards.unlink()
+            beside = not one_file and last.first.images is explained.first.images
+            kept = [f"../../{photo}" for photo in photos if beside]
+            for method, run in explained.runs.items():
+                if method not in writers:
+                    writers[method] = AttributionWriter(folder / "maps" / method)
+                writers[method].add(run, kept)
+        if last is None:
+            raise SeecauseError(skipped[0].reason if skipped else "there is no image to explain")
+        for writer in writers.values():
+            writer.close(last.fingerprint)
+        if findings:
+            write_json(folder / "findings.json", findings)
+        files = [folder / "maps" / method / MANIFEST for method in last.runs]
+        manifests = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        _write(folder / "index.html", last, cards, manifests, skipped)
     return rows
+
+
+@contextmanager
+def _processes(workers: int) -> Iterator[Callable[..., object]]:
+    """Yields what calls a function in another process, or in this one without workers; it waits
+    where too many calls do."""
+    if not workers:
+        yield lambda call, *values: call(*values)
+        return
+    waiting = deque[Future[object]]()
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+
+        def submit(call: Callable[..., object], *values: Any) -> None:
+            if len(waiting) >= AHEAD * workers:
+                waiting.popleft().result()
+            with uninterrupted():
+                waiting.append(pool.submit(call, *values))
+
+        yield submit
+        for job in waiting:
+            job.result()
+
+
+class _Cards:
+    """The cards of a page, written one after the other: into files beside the page, or without a
+    folder into a text that the page embeds."""
+
+    keys = ("title", "photo", "class", "truth", "answer", "confidence", "background")
+
+    def __init__(self, text: IO[str], folder: Path | None = None):
+        self.text, self.folder, self.columns = text, folder, 1
+        self.waiting: list[Markup] = []
+        self.index: list[list[str]] = []
+
+    def add(self, explained: Explanation, index: int) -> str:
+        """Add the card of one image; returns the address of the image."""
+        stem = f"images/{explained.places[index] + 1:05d}" if self.folder else ""
+
+        def draw(image: Image.Image, name: str) -> str:
+            if self.folder is None:
+                return data_uri(image, photo=True)
+            file = f"{stem}{name}.jpg"
+            (self.folder / file).parent.mkdir(exist_ok=True)
+            save_photo(image, self.folder / file)
+            return file
+
+        card = _card(explained, index, draw)
+        self.waiting.append(part("card", card))
+        photo, self.columns = card.strips[0].file, card.columns
+        small = photo if self.folder else thumbnail(explained.first.images[index])
+        entry = {"title": card.title, "photo": small, **card.data}
+        self.index.append([entry.get(key, "") for key in self.keys])
+        if len(self.waiting) == TOGETHER:
+            self._write(f"{len(self.index) // TOGETHER - 1:04d}", self.waiting)
+            self.waiting = []
+        return photo
+
+    def close(self) -> Markup | IO[str]:
+        """The body of the section with all cards."""
+        if len(self.index) <= FEW:
+            return part("grid", self.columns, self.waiting)
+        if self.waiting:
+            self._write(f"{len(self.index) // TOGETHER:04d}", self.waiting)
+        self._write("index", {"keys": self.keys, "rows": self.index})
+        body = part("browse", "data" if self.folder else "")
+        if self.folder:
+            return body
+        self.text.write(body)
+        return self.text
+
+    def _write(self, name: str, value: Any) -> None:
+        """Write a value as a script, or as a block that no script can end."""
+        text = json.dumps(value, separators=(",", ":"))
+        if self.folder is None:
+            block = '<script type="application/json" id="data-{}">{}</script>\n'
+            self.text.write(block.format(name, text.replace("<", "\\u003c")))
+            return
+        file = self.folder / "data" / f"{name}.js"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f'seecause.data("{name}", {text});\n', encoding="ascii")
+
+
+def _save_overlays(explained: Explanation, file: Path) -> None:
+    overlays(explained, 0).save(file)
 
 
 def write_runs_page(path: Path, runs: Runs) -> Path:
     """Write results in memory as one HTML file: `path`, or index.html in a folder."""
     file = path if path.suffix.lower() in (".html", ".htm") else path / "index.html"
+    file.parent.mkdir(parents=True, exist_ok=True)
     first = next(iter(runs.values()))
     names = [first.name(index) for index in range(len(first))]
-    sections = [
-        explain_section(Explanation(names, first.answers, runs)),
-        protocol_section([run.manifest for run in runs.values()]),
-    ]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return _write(file, first, len(first), runs, sections)
+    explained = Explanation(names, first.answers, runs)
+    return _write(file, explained, _cards(explained), [run.manifest for run in runs.values()])
 
 
 def _write(
     file: Path,
-    first: Attribution,
-    count: int,
-    methods: Iterable[str],
-    sections: Sequence[Section],
-    missing: str = "",
+    explained: Explanation,
+    cards: _Cards,
+    manifests: Sequence[Mapping[str, Any]],
+    skipped: Sequence[SkippedImage] = (),
 ) -> Path:
-    title = f"What {Path(first.manifest['model']).name} saw"
-    lead = f"{count} image{'s' * (count != 1)}, explained with {', '.join(methods)}.{missing}"
-    return write_page(file, title, sections, lead=lead)
+    title = f"What {Path(explained.first.manifest['model']).name} saw"
+    count, methods = len(cards.index), ", ".join(explained.runs)
+    lead = f"{count} image{'s' * (count != 1)}, explained with {methods}."
+    lead += f" {len(skipped)} could not be read." if skipped else ""
+    body = _section(explained, cards.close())
+    sections = [body, *skipped_section(skipped), protocol_section(manifests)]
+    return write_page(file, title, sections, lead=lead, beside=cards.folder is not None)
 
 
 def explain_section(explanation: Explanation) -> Section:
     """One card for each image, one column for each method."""
-    explanation = _upright(explanation)
-    cards = [_card(explanation, index) for index in range(len(explanation.names))]
-    return _section(explanation, part("sorter") + cards_html(cards))
+    return _section(explanation, _cards(explanation).close())
 
 
-def _section(explanation: Explanation, body: Markup | Path) -> Section:
+def _cards(explanation: Explanation) -> _Cards:
+    cards, drawn = _Cards(StringIO()), _upright(explanation)
+    for index in range(len(explanation.names)):
+        cards.add(drawn, index)
+    return cards
+
+
+def _section(explanation: Explanation, body: Markup | IO[str]) -> Section:
     """Cards, how to read them, and what methods are."""
     manifest = explanation.first.manifest
     entries = {method: find(method, manifest["architecture"]) for method in explanation.runs}
@@ -205,7 +320,7 @@ def overlays(explanation: Explanation, index: int) -> Image.Image:
     return side_by_side(images)
 
 
-def _card(explanation: Explanation, index: int) -> Card:
+def _card(explanation: Explanation, index: int, draw: Draw) -> Card:
     first, row, maps = explanation.first, _row(explanation, index), []
     for method, run in explanation.runs.items():
         native = None if run.native is None else run.native[index]
@@ -216,14 +331,15 @@ def _card(explanation: Explanation, index: int) -> Card:
     shots = []
     if (both := explanation.evidence) is not None:
         for words, which in zip(evidence_sentences(both, index), ("enough", "needed"), strict=True):
-            shots.append(Shot(words, data_uri(evidence_image(both, index, which), photo=True)))
+            shots.append(Shot(words, draw(evidence_image(both, index, which), f"-{which}")))
     if (result := explanation.interactions) is not None:
         title = "Pairs: red regions need each other, of blue ones one is enough"
-        shots.append(Shot(title, data_uri(pairs_image(result, index), photo=True)))
+        shots.append(Shot(title, draw(pairs_image(result, index), "-pairs")))
+    photo = draw(page_image(first.images[index]), "")
     random = f"{first.manifest['model']} has random weights: its predictions mean nothing"
     return Card(
         explanation.names[index],
-        [Strip(first.images[index], maps, answers=answers, outline=asked_outline(first, index))],
+        [Strip(first.images[index], maps, "", answers, asked_outline(first, index), photo)],
         shots,
         caption=_caption(row),
         warnings=[random] if first.manifest["random_weights"] else [],
@@ -260,15 +376,17 @@ def _caption(row: Mapping[str, Any]) -> str:
 
 
 def _sort_keys(row: Mapping[str, Any]) -> dict[str, str]:
-    """What cards are sorted and filtered by. The worst error is the most confident wrong one."""
+    """What images are sorted, filtered and found by."""
     data: dict[str, str] = {}
     if row["answers"]:
-        data["confidence"] = f"{row['answers'][0]['probability']:.6g}"
+        data["class"] = row["answers"][0]["name"]
+        data["confidence"] = f"{row['answers'][0]['probability']:.4g}"
+    elif "explained" in row:
+        data["class"] = row["explained"]
     if "right" in row:
-        data["answer"] = "right" if row["right"] else "wrong"
-        data["error"] = f"{(-1 if row['right'] else 1) * float(data['confidence']):.6g}"
+        data["truth"], data["answer"] = row["truth"], "right" if row["right"] else "wrong"
     if "background" in row:
-        data["background"] = f"{row['background']:.6g}"
+        data["background"] = f"{row['background']:.4g}"
     return data
 
 
@@ -397,26 +515,22 @@ def evidence_image(
 def pairs_image(result: Interactions, index: int, *, count: int = LINES) -> Image.Image:
     """The image with a line for each of the strongest pairs: thicker is stronger, red needs both,
     blue needs either."""
-    from matplotlib.figure import Figure
-    from matplotlib.patheffects import Stroke, withStroke
-
-    shown = display_image(result.images[index])
-    figure = Figure(figsize=(shown.width / 100, shown.height / 100), dpi=100)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.imshow(shown.convert("L"), cmap="gray", vmin=-120, extent=(0, 1, 1, 0), aspect="auto")
-    axes.set_axis_off()
-    pairs = result.pairs(index, count)
+    shown = display_image(result.images[index]).convert("L")
+    size = (2 * shown.width, 2 * shown.height)  # lines are drawn twice as large: they are smoother
+    canvas = Image.blend(shown, Image.new("L", shown.size, 255), 0.32).convert("RGB").resize(size)
+    draw, pairs = ImageDraw.Draw(canvas), result.pairs(index, count)
     strongest = max((abs(pair.interaction) for pair in pairs), default=0.0)
     for pair in reversed(pairs if strongest else []):  # the strongest on top
-        down, across = (
-            [(place + 0.5) / result.regions for place in ends]
-            for ends in zip(pair.first, pair.second, strict=True)
-        )
-        width = 1.5 + 6 * abs(pair.interaction) / strongest
-        colour = NEED if pair.interaction > 0 else EITHER
-        edge: list[Stroke] = [withStroke(linewidth=width + 2, foreground="white")]
-        axes.plot(across, down, "o-", color=colour, linewidth=width, ms=6, path_effects=edge)
-    return figure_image(figure)
+        ends = [
+            ((column + 0.5) / result.regions * size[0], (row + 0.5) / result.regions * size[1])
+            for row, column in (pair.first, pair.second)
+        ]
+        width = round(4 + 16 * abs(pair.interaction) / strongest)
+        for colour, more in (("white", 3), (NEED if pair.interaction > 0 else EITHER, 0)):
+            draw.line(ends, colour, width + 2 * more)
+            for end in ends:
+                draw.circle(end, 9 + more, colour)
+    return canvas.resize(shown.size, Image.Resampling.LANCZOS)
 
 
 # Notebooks.

@@ -16,7 +16,8 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 SKIPPED = 0.22  # share of a diverging colormap on either side of zero that overlays do not use
 MIN_DISPLAY = 384  # pixels of the long side: smaller images are enlarged
+PAGE_SIDE = 512  # pixels of the short side of an image on a page, at most
+SMALL = 160  # pixels of the short side
 THUMBNAIL = 192  # pixels across
 ALPHA = 0.75  # opacity of the strongest values of an overlay
 FLAT = 1e-3  # a map that varies by less, relative to its values, is drawn without colour
@@ -128,6 +131,17 @@ def display_image(image: Tensor) -> Image.Image:
     return shown.resize(size, Image.Resampling.LANCZOS)
 
 
+def page_image(image: Tensor) -> Image.Image:
+    """Raw pixels [3, H, W] in [0, 1] as large as pages show them; the browser enlarges small
+    ones."""
+    shown = to_pil(image.expand(3, -1, -1))
+    factor = PAGE_SIDE / min(shown.size)
+    if factor >= 1:
+        return shown
+    size = (round(shown.width * factor), round(shown.height * factor))
+    return shown.resize(size, Image.Resampling.LANCZOS)
+
+
 def heat_layer(heat: Tensor, scale: Scale, *, alpha: float = 1.0) -> Image.Image:
     """A map [h, w] as an RGBA image of the same resolution, opaque where it is strong.
 
@@ -148,12 +162,11 @@ def heat_layer(heat: Tensor, scale: Scale, *, alpha: float = 1.0) -> Image.Image
 
 
 @cache
-def colour_bar(colormap: str) -> str:
-    """The colours of a colormap from low to high, one pixel high, as a data URI."""
+def colours(colormap: str) -> np.ndarray:
+    """The 256 colours of a colormap from low to high, [256, 3] uint8."""
     from matplotlib import colormaps
 
-    colours = colormaps[colormap](np.linspace(0, 1, 128)[None], bytes=True)
-    return data_uri(Image.fromarray(colours))
+    return colormaps[colormap](np.arange(256), bytes=True)[:, :3].copy()
 
 
 def outline_layer(
@@ -194,11 +207,18 @@ def side_by_side(images: Sequence[Image.Image], gap: int = 16) -> Image.Image:
     return canvas
 
 
+def save_photo(image: Image.Image, file: BinaryIO | Path) -> None:
+    """Write a JPEG, in which small images keep their single pixels."""
+    small = min(image.size) < SMALL
+    options: dict[str, Any] = {"quality": 95, "subsampling": 0} if small else {"quality": 85}
+    image.convert("RGB").save(file, "JPEG", **options)
+
+
 def data_uri(image: Image.Image, *, photo: bool = False) -> str:
     """An image as a data URI: PNG, or JPEG for photos."""
     buffer = io.BytesIO()
     if photo:
-        image.convert("RGB").save(buffer, "JPEG", quality=90)
+        save_photo(image, buffer)
     else:
         image.save(buffer, "PNG", optimize=True)
     encoded = base64.b64encode(buffer.getvalue()).decode()
