@@ -44,7 +44,7 @@ import torch
 from torch import Tensor, nn
 
 from seecause.engine.chunks import is_recording
-from seecause.models.base import tensors_of, weights_key
+from seecause.models.base import Contents, weights_key
 
 log = logging.getLogger(__name__)
 Out = TypeVar("Out", Tensor, tuple[Tensor, ...])
@@ -135,15 +135,19 @@ class ModuleOwner:
 
     module: nn.Module
     memo: dict[Any, Any] = field(default_factory=dict)
+    contents: Contents = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.contents = Contents([self.module])
 
     def state_key(self) -> tuple[Any, ...]:
         return weights_key(self.tensors())
 
     def tensors(self) -> list[Tensor]:
-        return tensors_of([self.module])
+        return self.contents.now().tensors
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module, "memo": {}}  # copies make graphs of their own
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ModuleOwner, (self.module,)  # copies make graphs of their own
 
 
 @dataclass(eq=False)
