@@ -41,9 +41,9 @@ from seecause.errors import (
     UnsupportedModel,
 )
 from seecause.models.base import (
+    Contents,
     ImageModel,
     device_of,
-    Contents,
     eval_mode,
     parse_device,
     parse_dtype,

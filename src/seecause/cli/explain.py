@@ -110,7 +110,8 @@ def explain(
         evidence: Also show the patches that are enough for the prediction, and those it needs.
         interactions: Also show the pairs of regions that cause together what neither causes alone.
     """
-    from seecause.data.dataset import find_images, second_versions
+    with loading("libraries", quiet=output.quiet):
+        from seecause.data.dataset import find_images, second_versions
 
     output.check(out)
     chosen = () if method is None else names(method)

@@ -135,19 +135,17 @@ class ModuleOwner:
 
     module: nn.Module
     memo: dict[Any, Any] = field(default_factory=dict)
-    contents: Contents = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.contents = Contents([self.module])
 
     def state_key(self) -> tuple[Any, ...]:
         return weights_key(self.tensors())
 
     def tensors(self) -> list[Tensor]:
-        return self.contents.now().tensors
+        if "contents" not in self.memo:
+            self.memo["contents"] = Contents([self.module])
+        return self.memo["contents"].now().tensors
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ModuleOwner, (self.module,)  # copies make graphs of their own
+    def __getstate__(self) -> dict[str, Any]:
+        return {"module": self.module, "memo": {}}  # copies make graphs of their own
 
 
 @dataclass(eq=False)
