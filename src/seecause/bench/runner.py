@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from seecause.errors import BadOption, MissingExtra
 from seecause.files import clear_drafts, write_atomic
@@ -254,8 +255,20 @@ def _in_processes(job: Job, cells: Sequence[Cell], count: int) -> Iterator[Resul
     fork."""
     context = multiprocessing.get_context("spawn")
     own, pools, stopped = threading.local(), list[ProcessPoolExecutor](), threading.Event()
+    shares: dict[str, deque[Cell]] = {}  # cells that read the same, as methods of the same images
+    for cell in cells:
+        shares.setdefault(repr(cell.arguments), deque()).append(cell)
+    fresh, lock = deque(shares), threading.Lock()
 
-    def compute(cell: Cell) -> tuple[bytes | None, str]:
+    def take() -> Cell:
+        """The next cell: one that reads what this worker holds, else what no worker has read."""
+        with lock:
+            if not shares.get(getattr(own, "share", "")):
+                own.share = fresh.popleft() if fresh else next(x for x in shares if shares[x])
+            return shares[own.share].popleft()
+
+    def compute() -> Result:
+        cell = take()
         for _ in range(RETRIES + 1):
             if stopped.is_set():
                 break
@@ -263,18 +276,19 @@ def _in_processes(job: Job, cells: Sequence[Cell], count: int) -> Iterator[Resul
                 own.pool = ProcessPoolExecutor(1, context, initializer=_leave_with_parent)
                 pools.append(own.pool)
             try:
-                return own.pool.submit(_perform, job, cell).result()
+                return cell, *own.pool.submit(_perform, job, cell).result()
             except BrokenProcessPool:
                 del own.pool
                 if not stopped.is_set():
                     log.warning("a worker was killed; its cell is computed again")
-        return None, LOST
+        return cell, None, LOST
 
     with ThreadPoolExecutor(count) as threads:
-        running = {threads.submit(compute, cell): cell for cell in cells}
+        running = {threads.submit(compute) for _ in cells}
         try:
             for future in as_completed(list(running)):
-                yield running.pop(future), *future.result()
+                running.remove(future)
+                yield future.result()
         finally:
             stopped.set()
             threads.shutdown(wait=False, cancel_futures=True)
@@ -282,6 +296,16 @@ def _in_processes(job: Job, cells: Sequence[Cell], count: int) -> Iterator[Resul
                 for process in list((pool._processes or {}).values() if running else ()):
                     process.terminate()  # interrupted: nobody will read its cell
                 pool.shutdown(cancel_futures=True)
+
+
+def usual_workers(images: int, weights: int) -> int:
+    """How many processes of one thread a CPU has room for: as many as torch would use threads, each
+    with 32 images or more to do, and with its own copy of `weights` bytes in half of the memory."""
+    if not hasattr(os, "sysconf"):
+        return 1
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    room = memory // ((1 << 30) + 2 * weights)
+    return max(1, min(torch.get_num_threads(), images // 32, room))
 
 
 def _on_ray(

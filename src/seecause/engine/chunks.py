@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -153,11 +153,49 @@ def run_in_chunks(
     return joined(list(in_chunks(run, total, size, what=what)), dim)
 
 
+@dataclass(eq=False)
+class SharedRuns:
+    """Runs of a model that depend on these images alone, for all methods and metrics: inside of
+    `sharing(runs)` each is made once, until the model or the images change."""
+
+    model: ImageModel
+    images: Tensor
+    state: Any = None
+    known: dict[Hashable, Any] = field(default_factory=dict)
+
+
+_shared: ContextVar[SharedRuns | None] = ContextVar("seecause_shared_runs", default=None)
+
+
+@contextmanager
+def sharing(runs: SharedRuns) -> Iterator[None]:
+    """Share runs inside of the block."""
+    token = _shared.set(runs)
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+
+
+def once(model: ImageModel, images: Tensor, what: Hashable, make: Callable[[], T]) -> T:
+    """`make()`, which depends on the model, these images and `what` only."""
+    runs = _shared.get()
+    if runs is None or runs.model is not model or runs.images is not images:
+        return make()
+    state = (model.state_key(), images._version)
+    if runs.state != state:
+        runs.known, runs.state = {}, state
+    if what not in runs.known:
+        runs.known[what] = make()
+    return runs.known[what]
+
+
 @torch.no_grad()
 def plain_logits(model: ImageModel, images: Tensor, *, what: str = "batch") -> Tensor:
     """Logits [B, C] of plain runs, as many images at a time as fit."""
     each = model.forward_bytes(model.check(images))
-    return batched(model, images, fit(len(images), each, images.device), what=what)
+    size = fit(len(images), each, images.device)
+    return once(model, images, "logits", lambda: batched(model, images, size, what=what))
 
 
 def machine(device: torch.device | str) -> str:
