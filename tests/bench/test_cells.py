@@ -27,7 +27,7 @@ from seecause.bench.cells import (
     run_group,
 )
 from seecause.data.batch import to_batch
-from seecause.engine.chunks import SharedRuns, plain_logits, sharing
+from seecause.engine.chunks import plain_logits
 from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.metrics import MetricInputs, insertion_deletion, localization
 from seecause.metrics.parts import part_truth
@@ -222,13 +222,13 @@ def test_methods_share_the_runs_that_no_map_decides():
 
 def test_shared_runs_end_with_a_change_of_the_model_or_the_images():
     images = model().zeros((96, 96))
-    with sharing(SharedRuns(model(), images)):
-        first = plain_logits(model(), images)
-        assert plain_logits(model(), images) is first
-        with model().gated(torch.zeros(model().n_layers, model().n_heads)):
-            assert not plain_logits(model(), images).equal(first)
-        images += 1
+    model().memo["shared images"] = {"images": images}
+    first = plain_logits(model(), images)
+    assert plain_logits(model(), images) is first
+    with model().gated(torch.zeros(model().n_layers, model().n_heads)):
         assert not plain_logits(model(), images).equal(first)
+    images += 1
+    assert not plain_logits(model(), images).equal(first)
 
 
 def test_a_bad_image_is_a_row_with_its_reason(tmp_path):

@@ -81,17 +81,12 @@ def test_workers_change_no_byte_of_the_table(whole, tmp_path):
     assert rows(tmp_path) == rows(whole)
 
 
-def test_processes_are_as_many_as_cores_work_and_memory_allow():
+def test_processes_are_as_many_as_cores_and_work_allow():
     torch.set_num_threads(3)
     try:
-        few, many, large = (
-            usual_workers(40, 0),
-            usual_workers(10**6, 0),
-            usual_workers(200, 1 << 60),
-        )
+        assert [usual_workers(images) for images in (40, 64, 10**6)] == [1, 2, 3]
     finally:
         torch.set_num_threads(1)
-    assert (few, large) == (1, 1) and many in (2, 3)  # a small machine has room for two
 
 
 def test_a_longer_run_and_a_changed_option_compute_the_new_cells_only(tmp_path):

@@ -44,7 +44,7 @@ from seecause.data.dataset import (
     sample_digests,
     sample_ids,
 )
-from seecause.engine.chunks import SharedRuns, budget, plain_logits, sharing
+from seecause.engine.chunks import budget, plain_logits
 from seecause.errors import BadImage, BadOption, DataMissing, NotDefined, UnknownName
 from seecause.files import digest, digest_json
 from seecause.loading import load
@@ -181,7 +181,6 @@ class Loaded:
     batch: Batch | None  # None if nothing could be read
     predicted: Tensor | None
     truth: PartTruth | None = None  # of the metric "parts"
-    runs: SharedRuns | None = None  # of the images alone
 
 
 @dataclass(eq=False)
@@ -213,9 +212,8 @@ class Prepared:
             with budget(request.memory), torch.no_grad():
                 loaded = self.read(indices, cell.arguments["data"])
                 reasons = {i: dict.fromkeys(request.metrics, w) for i, w in loaded.reasons.items()}
-                if loaded.runs is not None:
-                    with sharing(loaded.runs):
-                        columns, scores = self._measured(cell, loaded)
+                if loaded.batch is not None:
+                    columns, scores = self._measured(cell, loaded)
                     for group, found in scores.items():
                         protocols[group] = found.protocol
                         _keep(group, found, request.metrics, [*loaded.samples], columns, reasons)
@@ -246,12 +244,11 @@ class Prepared:
         if digest(*sample_digests(self.data, indices.start, indices.stop)) != data:
             what = f"images {indices.start} to {indices.stop - 1} of {self.data.name}"
             raise DataMissing(what, "they changed after the run began", "run the command again")
-        batch, runs = to_batch(self.model, list(samples.values())) if samples else None, None
+        batch = to_batch(self.model, list(samples.values())) if samples else None
         if batch is not None:
-            runs = SharedRuns(self.model, batch.images)
-            with sharing(runs):
-                predicted = plain_logits(self.model, batch.images).argmax(dim=-1)
-        self.last = (indices, Loaded(samples, reasons, batch, predicted, runs=runs))
+            self.model.memo["shared images"] = {"images": batch.images}
+            predicted = plain_logits(self.model, batch.images).argmax(dim=-1)
+        self.last = (indices, Loaded(samples, reasons, batch, predicted))
         return self.last[1]
 
     def _measured(self, cell: Cell, loaded: Loaded) -> tuple[dict[str, Tensor], dict[str, Scores]]:

@@ -21,6 +21,8 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_compl
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -255,20 +257,10 @@ def _in_processes(job: Job, cells: Sequence[Cell], count: int) -> Iterator[Resul
     fork."""
     context = multiprocessing.get_context("spawn")
     own, pools, stopped = threading.local(), list[ProcessPoolExecutor](), threading.Event()
-    shares: dict[str, deque[Cell]] = {}  # cells that read the same, as methods of the same images
-    for cell in cells:
-        shares.setdefault(repr(cell.arguments), deque()).append(cell)
-    fresh, lock = deque(shares), threading.Lock()
+    parts = [list(part) for _, part in groupby(cells, attrgetter("arguments"))]  # read the same
+    parts = parts if len(parts) >= count else [[cell] for cell in cells]
 
-    def take() -> Cell:
-        """The next cell: one that reads what this worker holds, else what no worker has read."""
-        with lock:
-            if not shares.get(getattr(own, "share", "")):
-                own.share = fresh.popleft() if fresh else next(x for x in shares if shares[x])
-            return shares[own.share].popleft()
-
-    def compute() -> Result:
-        cell = take()
+    def compute(cell: Cell) -> Result:
         for _ in range(RETRIES + 1):
             if stopped.is_set():
                 break
@@ -284,11 +276,11 @@ def _in_processes(job: Job, cells: Sequence[Cell], count: int) -> Iterator[Resul
         return cell, None, LOST
 
     with ThreadPoolExecutor(count) as threads:
-        running = {threads.submit(compute) for _ in cells}
+        running = {threads.submit(lambda part: list(map(compute, part)), part) for part in parts}
         try:
             for future in as_completed(list(running)):
                 running.remove(future)
-                yield future.result()
+                yield from future.result()
         finally:
             stopped.set()
             threads.shutdown(wait=False, cancel_futures=True)
@@ -298,14 +290,10 @@ def _in_processes(job: Job, cells: Sequence[Cell], count: int) -> Iterator[Resul
                 pool.shutdown(cancel_futures=True)
 
 
-def usual_workers(images: int, weights: int) -> int:
-    """How many processes of one thread a CPU has room for: as many as torch would use threads, each
-    with 32 images or more to do, and with its own copy of `weights` bytes in half of the memory."""
-    if not hasattr(os, "sysconf"):
-        return 1
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    room = memory // ((1 << 30) + 2 * weights)
-    return max(1, min(torch.get_num_threads(), images // 32, room))
+def usual_workers(images: int) -> int:
+    """How many processes of one thread a CPU gets: as many as torch would use threads, at most 16,
+    each with 32 images or more to do."""
+    return max(1, min(torch.get_num_threads(), images // 32, 16))
 
 
 def _on_ray(

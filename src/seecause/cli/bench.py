@@ -114,8 +114,7 @@ def run(
     with output.progress("images x methods", todo) as progress:
         options = {**asdict(workers), "resources": own["ray"], "progress": progress}
         if workers == Workers() and request.device == "cpu":
-            weights = sum(tensor.nbytes for tensor in prepared.model.tensors())
-            options["workers"] = usual_workers(todo, weights)
+            options["workers"] = usual_workers(todo)
         state = bench.run(out, prepared, **options)
     lines = [f"next: seecause bench report {out}"] if state.complete else []
     return _finish(state, {"out": str(out)}, lines, output)

@@ -153,41 +153,17 @@ def run_in_chunks(
     return joined(list(in_chunks(run, total, size, what=what)), dim)
 
 
-@dataclass(eq=False)
-class SharedRuns:
-    """Runs of a model that depend on these images alone, for all methods and metrics: inside of
-    `sharing(runs)` each is made once, until the model or the images change."""
-
-    model: ImageModel
-    images: Tensor
-    state: Any = None
-    known: dict[Hashable, Any] = field(default_factory=dict)
-
-
-_shared: ContextVar[SharedRuns | None] = ContextVar("seecause_shared_runs", default=None)
-
-
-@contextmanager
-def sharing(runs: SharedRuns) -> Iterator[None]:
-    """Share runs inside of the block."""
-    token = _shared.set(runs)
-    try:
-        yield
-    finally:
-        _shared.reset(token)
-
-
 def once(model: ImageModel, images: Tensor, what: Hashable, make: Callable[[], T]) -> T:
-    """`make()`, which depends on the model, these images and `what` only."""
-    runs = _shared.get()
-    if runs is None or runs.model is not model or runs.images is not images:
+    """`make()`, which depends on the model, these images and `what` only. Of the images that
+    `model.memo["shared images"]` names it is made once, for all methods and metrics, until the
+    model or the images change."""
+    known = model.memo.get("shared images", {})
+    if known.get("images") is not images:
         return make()
-    state = (model.state_key(), images._version)
-    if runs.state != state:
-        runs.known, runs.state = {}, state
-    if what not in runs.known:
-        runs.known[what] = make()
-    return runs.known[what]
+    key = (what, model.state_key(), images._version)
+    if key not in known:
+        known[key] = make()
+    return known[key]
 
 
 @torch.no_grad()

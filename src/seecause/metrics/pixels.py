@@ -171,14 +171,13 @@ class ImageScorer:
             return self.target.take(image).score(logits, self.score)
 
         total = len(self.images) * variants
-        if not total:
-            return torch.empty(len(self.images), 0, dtype=torch.float64)
-        scores = torch.cat(list(in_chunks(run_chunk, total, self.chunk, what="changed images")))
+        parts = in_chunks(run_chunk, total, self.chunk, what="changed images")
+        scores = torch.cat([self.images.new_empty(0), *parts])
         return scores.double().cpu().view(len(self.images), variants)
 
     def same(self, what: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Scores [B, 1], float64, of images that do not depend on a map: `make()` is [B, 3, H, W].
-        All maps of the same images share their runs (`chunks.sharing`)."""
+        All maps of the same images share their runs (`chunks.once`)."""
         logits = once(self.model, self.images, what, lambda: plain_logits(self.model, make()))
         return self.target.score(logits, self.score).double().cpu()[:, None]
 

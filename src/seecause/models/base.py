@@ -248,9 +248,8 @@ def eval_mode(contents: Contents, device: torch.device, *, frozen: bool = False)
     receive no gradient."""
     now = contents.now()
     training = [part for part in now.parts if part.training] if now.is_training() else []
-    learning = list(filter(_LEARNS, now.parameters if frozen else ()))
-    if any(map(Tensor.is_inference, learning)):
-        learning = [weight for weight in learning if not weight.is_inference()]
+    weights = filter(_LEARNS, now.parameters if frozen else ())
+    learning = [weight for weight in weights if not weight.is_inference()]
     with ExitStack() as stack:
         if torch.is_autocast_enabled(device.type):
             stack.enter_context(torch.autocast(device.type, enabled=False))
