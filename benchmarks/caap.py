@@ -4,6 +4,7 @@
     1 to 128
     python benchmarks/caap.py --device cpu           # float32, batch 1
     python benchmarks/caap.py --mosaic --no-slow     # mosaic and caap+mosaic instead
+    python benchmarks/caap.py --overhead             # what a call of sc.attribute adds to them
 
 Three ways to run, both sides alike: `eager`; `captured` (the plain forward by a CUDA graph too);
 `compiled` (both halves of every block by torch.compile, of both sides, and captured). Beside each:
@@ -27,6 +28,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.timing import CompiledBlock, Timing, heading, race, row, short, title, usual_dtype
+from seecause.attribution.attribute import attribute
 from seecause.attribution.caap import caap, make_plan, sweep, sweep_features
 from seecause.attribution.mosaic import caap_mosaic, mosaic as mosaic_maps
 from seecause.engine import graphs
@@ -57,10 +59,13 @@ def main(
     mosaic: bool = False,
     ways: str = "",
     slow: bool = True,
+    overhead: bool = False,
     repeats: int = 10,
 ) -> None:
     """Measure and print one table per model."""
     where = torch.device(device)
+    if overhead:
+        return public_call(where, repeats)
     gpu = where.type == "cuda"
     dtype = usual_dtype(where)
     sizes = [int(b) for b in (batches or ("1,8,32,128" if gpu else "1")).split(",")]
@@ -91,6 +96,51 @@ def main(
                     )
                 graphs.clear()
         print()
+
+
+def public_call(device: torch.device, repeats: int) -> None:
+    """What `sc.attribute` of one image takes beside its method, and what of it are checks."""
+    title(device, f"medians of {repeats}, contenders interleaved, 3 warm-ups")
+    heading("model", "parts", "tensors", "contender", "ms", "x the method", "spread")
+    narrow = {"img_size": 64, "embed_dim": 32, "depth": 24, "num_heads": 2, "num_classes": 10}
+    for name, options in {"ViT-Ti/16": {}, "24 narrow blocks": narrow}.items():
+        with device:
+            module = timm.create_model("vit_tiny_patch16_224", **options).eval()
+        model = wrap(module, name=name)
+        images = torch.zeros(1, 3, *model.preprocess.size, device=device)
+        target = Target(torch.zeros(1, dtype=torch.long, device=device))
+
+        def checks(model: VisionModel = model, images: Tensor = images) -> None:
+            for _ in range(100):  # what a captured call of CAAP repeats
+                with model.eval_mode(frozen=True):
+                    model.check(images), model.check(images)
+                    model.state_key(), model.state_key()
+
+        def alone(way: Callable[..., object], model: VisionModel = model) -> None:
+            with model.eval_mode(frozen=True), torch.no_grad():
+                way(model, images, target)  # noqa: B023
+
+        runs = {
+            PLAIN: partial(model, images),
+            "100 times the checks of a call": checks,
+            "caap": partial(alone, caap),
+            "sc.attribute, caap": partial(attribute, model, images, 0),
+            "mosaic": partial(alone, mosaic_maps),
+            "sc.attribute, mosaic": partial(attribute, model, images, 0, "mosaic"),
+        }
+        timings = race(runs, device, repeats=repeats)
+        about = len([*module.modules()]), len(model.tensors())
+        for contender, timing in timings.items():
+            of = timings.get(contender.removeprefix("sc.attribute, "), timing)
+            ratio = f"{timing.seconds / of.seconds:.2f}"
+            row(
+                name,
+                *about,
+                contender,
+                f"{timing.seconds * 1e3:.2f}",
+                ratio,
+                f"{timing.spread:.0%}",
+            )
 
 
 def pool(device: torch.device) -> float:

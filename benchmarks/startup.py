@@ -25,6 +25,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
     own = [sys.executable, "-m", "seecause"]
     return {
         "python -c 'import torch'": [sys.executable, "-c", "import torch"],
+        "python -c 'import seecause'": [sys.executable, "-c", "import seecause"],
         "python -c 'import timm'": [sys.executable, "-c", "import timm"],
         "seecause --help": [*own, "--help"],
         "seecause explain missing.jpg": [*own, "explain", str(folder / "missing.jpg")],

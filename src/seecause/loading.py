@@ -42,6 +42,7 @@ from seecause.errors import (
     UnsupportedModel,
 )
 from seecause.models.base import (
+    Contents,
     ImageModel,
     device_of,
     eval_mode,
@@ -154,7 +155,7 @@ def wrap(
         **{"head": head, "pool": pool, "sigmoid": sigmoid, "preprocess": preprocess},
     }
     options = WrapOptions(name, **stated | {n: v for n, v in given.items() if v is not None})
-    with eval_mode([around], device_of(around), frozen=True):
+    with eval_mode(Contents([around]), device_of(around), frozen=True):
         parts = find_parts(module, text=text)
         model = parts.assemble(module, options)
         if text is not None and isinstance(parts, Parts):

@@ -54,7 +54,7 @@ def keyword_options(
     function: Callable[..., Any], *, leave_out: Collection[str] = ()
 ) -> dict[str, Any]:
     """Keyword-only parameters of a function and their defaults."""
-    parameters = inspect.signature(function).parameters.values()
+    parameters = _signature(function).parameters.values()
     return {
         parameter.name: parameter.default
         for parameter in parameters
@@ -111,6 +111,10 @@ def with_options(
     return by_name
 
 
+_signature = functools.lru_cache(maxsize=1024)(inspect.signature)  # options of every call
+
+
+@functools.lru_cache(maxsize=1024)
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(function, include_extras=True)

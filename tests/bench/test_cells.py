@@ -27,6 +27,7 @@ from seecause.bench.cells import (
     run_group,
 )
 from seecause.data.batch import to_batch
+from seecause.engine.chunks import plain_logits
 from seecause.errors import BadOption, NotDefined, UnknownName
 from seecause.metrics import MetricInputs, insertion_deletion, localization
 from seecause.metrics.parts import part_truth
@@ -203,6 +204,31 @@ def test_the_rows_are_what_the_library_computes():
     assert first["seconds"] > 0
     about = json.loads(table.schema.metadata[b"seecause"])
     assert about["metrics"]["insertion-deletion"]["steps"] == 2 and "select" in about["method"]
+
+
+def test_methods_share_the_runs_that_no_map_decides():
+    work, seen = prepared(), []
+    embed = work.model.module.patch_embed
+    hook = embed.register_forward_hook(lambda module, inputs, out: seen.append(len(out)))
+    try:
+        for cell in work.plan.cells[:3]:
+            seen.append(0)
+            work.run(cell)
+    finally:
+        hook.remove()
+    seen = "".join(map(str, seen)).split("0")[1:]
+    assert seen[1:] == ["22", "22"]  # of two images one step of each curve, and nothing else
+
+
+def test_shared_runs_end_with_a_change_of_the_model_or_the_images():
+    images = model().zeros((96, 96))
+    model().memo["shared images"] = {"images": images}
+    first = plain_logits(model(), images)
+    assert plain_logits(model(), images) is first
+    with model().gated(torch.zeros(model().n_layers, model().n_heads)):
+        assert not plain_logits(model(), images).equal(first)
+    images += 1
+    assert not plain_logits(model(), images).equal(first)
 
 
 def test_a_bad_image_is_a_row_with_its_reason(tmp_path):

@@ -9,10 +9,11 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from seecause.bench import runner
-from seecause.bench.runner import read_cell, run_cells
+from seecause.bench.runner import read_cell, run_cells, usual_workers
 from seecause.bench.tables import read_plan, read_results, run, status, table
 from seecause.data.dataset import open_data
 from seecause.errors import BadOption, MissingExtra
@@ -78,6 +79,14 @@ def test_a_stopped_run_goes_on_and_gives_the_same_numbers(whole, tmp_path):
 def test_workers_change_no_byte_of_the_table(whole, tmp_path):
     assert run(tmp_path, prepared(), workers=2).complete
     assert rows(tmp_path) == rows(whole)
+
+
+def test_processes_are_as_many_as_cores_and_work_allow():
+    torch.set_num_threads(3)
+    try:
+        assert [usual_workers(images) for images in (40, 64, 10**6)] == [1, 2, 3]
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_a_longer_run_and_a_changed_option_compute_the_new_cells_only(tmp_path):

@@ -162,6 +162,27 @@ def test_gates_multiply_inside_each_other_follow_edits_and_come_back(model):
 
 
 @pytest.mark.parametrize(
+    "edit",
+    [
+        lambda part: part.weight.requires_grad_(False).mul_(2),
+        lambda part: setattr(part, "weight", nn.Parameter(part.weight.detach().clone())),
+        lambda part: part.register_buffer("extra", torch.ones(1)),
+        lambda part: part.register_parameter("bias", None),
+        lambda part: part.float(),
+    ],
+    ids=["in place", "replaced", "added", "removed", "moved"],
+)
+def test_every_change_of_a_tensor_changes_the_key(edit):
+    model = sc.wrap(tiny("timm_registers").module, **HALF)
+    key = model.state_key()
+    assert model.state_key() == key
+    edit(model.module.blocks[1].norm1)
+    assert model.state_key() != key
+    held = [*model.module.parameters(), *model.module.buffers()]
+    assert set(map(id, model.tensors())) == set(map(id, held))
+
+
+@pytest.mark.parametrize(
     "change",
     [
         lambda module: setattr(module, "head", nn.Linear(32, 7, dtype=torch.float64)),

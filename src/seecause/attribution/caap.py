@@ -194,7 +194,7 @@ def sweep(
 ) -> Swept:
     """Logits of all interventions, in chunks of images and of patches that fit the memory
     budget."""
-    layout = model.check(images)
+    layout = model.layout_at(images.shape[-2], images.shape[-1])
     usual = plan.tail in ("source", "blank") and direction == "insert" and len(blank) == 1
     if approx != "none" and not (usual and plan.live):
         needs = "direction=insert, tail=source or blank, a class token and one blank for all images"

@@ -246,6 +246,7 @@ class Prepared:
             raise DataMissing(what, "they changed after the run began", "run the command again")
         batch = to_batch(self.model, list(samples.values())) if samples else None
         if batch is not None:
+            self.model.memo["shared images"] = {"images": batch.images}
             predicted = plain_logits(self.model, batch.images).argmax(dim=-1)
         self.last = (indices, Loaded(samples, reasons, batch, predicted))
         return self.last[1]

@@ -21,11 +21,14 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_compl
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from seecause.errors import BadOption, MissingExtra
 from seecause.files import clear_drafts, write_atomic
@@ -255,8 +258,10 @@ def _in_processes(job: Job, cells: Sequence[Cell], count: int) -> Iterator[Resul
     fork."""
     context = multiprocessing.get_context("spawn")
     own, pools, stopped = threading.local(), list[ProcessPoolExecutor](), threading.Event()
+    parts = [list(part) for _, part in groupby(cells, attrgetter("arguments"))]  # read the same
+    parts = parts if len(parts) >= count else [[cell] for cell in cells]
 
-    def compute(cell: Cell) -> tuple[bytes | None, str]:
+    def compute(cell: Cell) -> Result:
         for _ in range(RETRIES + 1):
             if stopped.is_set():
                 break
@@ -264,18 +269,19 @@ def _in_processes(job: Job, cells: Sequence[Cell], count: int) -> Iterator[Resul
                 own.pool = ProcessPoolExecutor(1, context, initializer=_leave_with_parent)
                 pools.append(own.pool)
             try:
-                return own.pool.submit(_perform, job, cell).result()
+                return cell, *own.pool.submit(_perform, job, cell).result()
             except BrokenProcessPool:
                 del own.pool
                 if not stopped.is_set():
                     log.warning("a worker was killed; its cell is computed again")
-        return None, LOST
+        return cell, None, LOST
 
     with ThreadPoolExecutor(count) as threads:
-        running = {threads.submit(compute, cell): cell for cell in cells}
+        running = {threads.submit(lambda part: list(map(compute, part)), part) for part in parts}
         try:
             for future in as_completed(list(running)):
-                yield running.pop(future), *future.result()
+                running.remove(future)
+                yield from future.result()
         finally:
             stopped.set()
             threads.shutdown(wait=False, cancel_futures=True)
@@ -283,6 +289,12 @@ def _in_processes(job: Job, cells: Sequence[Cell], count: int) -> Iterator[Resul
                 for process in list((pool._processes or {}).values() if running else ()):
                     process.terminate()  # interrupted: its result is not needed
                 pool.shutdown(cancel_futures=True)
+
+
+def usual_workers(images: int) -> int:
+    """How many processes of one thread a CPU gets: as many as torch would use threads, at most 16,
+    each with 32 images or more to do."""
+    return max(1, min(torch.get_num_threads(), images // 32, 16))
 
 
 def _on_ray(

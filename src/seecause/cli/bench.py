@@ -49,8 +49,9 @@ class Workers:
     """Where cells are computed.
 
     Attributes:
-        workers: Processes; any number gives the same results. Default: this process; with --ray,
-            as many as the cluster holds.
+        workers: Processes; any number gives the same results. Default: with --ray, as many as the
+            cluster holds; of `bench run` on a CPU, one for each core if there is enough to do;
+            else this process.
         ray: Work on a Ray cluster: auto for the one that is running, local, or HOST:PORT.
     """
 
@@ -96,7 +97,7 @@ def run(
         refuse(own[name].keys() - known, f"{name}.KEY=VALUE with one of {', '.join(known)}")
     with loading(f"{model} and {data}", quiet=output.quiet):
         from seecause import bench
-        from seecause.bench.runner import read_cell
+        from seecause.bench.runner import read_cell, usual_workers
         from seecause.bench.tables import check_folder
 
         check_folder(out)
@@ -112,6 +113,8 @@ def run(
     todo = sum(c.images for c in prepared.plan.cells if read_cell(out, c.name) is None)
     with output.progress("images x methods", todo) as progress:
         options = {**asdict(workers), "resources": own["ray"], "progress": progress}
+        if workers == Workers() and request.device == "cpu":
+            options["workers"] = usual_workers(todo)
         state = bench.run(out, prepared, **options)
     lines = [f"next: seecause bench report {out}"] if state.complete else []
     return _finish(state, {"out": str(out)}, lines, output)

@@ -99,7 +99,8 @@ def explain(
             for one): the maps show what of the difference caused the prediction. Samples of
             pairs:WITH:WITHOUT need no folder.
     """
-    from seecause.data.dataset import default_workers, find_images, second_versions
+    with loading("libraries", quiet=output.quiet):
+        from seecause.data.dataset import default_workers, find_images, second_versions
 
     output.check(out)
     chosen = () if method is None else names(method)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -153,11 +153,25 @@ def run_in_chunks(
     return joined(list(in_chunks(run, total, size, what=what)), dim)
 
 
+def once(model: ImageModel, images: Tensor, what: Hashable, make: Callable[[], T]) -> T:
+    """`make()`, which depends on the model, these images and `what` only. Of the images that
+    `model.memo["shared images"]` names it is made once, for all methods and metrics, until the
+    model or the images change."""
+    known = model.memo.get("shared images", {})
+    if known.get("images") is not images:
+        return make()
+    key = (what, model.state_key(), images._version)
+    if key not in known:
+        known[key] = make()
+    return known[key]
+
+
 @torch.no_grad()
 def plain_logits(model: ImageModel, images: Tensor, *, what: str = "batch") -> Tensor:
     """Logits [B, C] of plain runs, as many images at a time as fit."""
     each = model.forward_bytes(model.check(images))
-    return batched(model, images, fit(len(images), each, images.device), what=what)
+    size = fit(len(images), each, images.device)
+    return once(model, images, "logits", lambda: batched(model, images, size, what=what))
 
 
 def machine(device: torch.device | str) -> str:

@@ -44,7 +44,7 @@ import torch
 from torch import Tensor, nn
 
 from seecause.engine.chunks import is_recording
-from seecause.models.base import tensors_of, weights_key
+from seecause.models.base import Contents, weights_key
 
 log = logging.getLogger(__name__)
 Out = TypeVar("Out", Tensor, tuple[Tensor, ...])
@@ -140,7 +140,9 @@ class ModuleOwner:
         return weights_key(self.tensors())
 
     def tensors(self) -> list[Tensor]:
-        return tensors_of([self.module])
+        if "contents" not in self.memo:
+            self.memo["contents"] = Contents([self.module])
+        return self.memo["contents"].now().tensors
 
     def __getstate__(self) -> dict[str, Any]:
         return {"module": self.module, "memo": {}}  # copies make graphs of their own

@@ -40,7 +40,7 @@ from seecause.lvlm.cache import (
 )
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt
-from seecause.models.base import check_eval_mode
+from seecause.models.base import Contents, check_eval_mode
 from seecause.models.block import wide, wide_dtype
 from seecause.models.decoder import sees_all_before
 from seecause.options import Whole, checked
@@ -301,7 +301,7 @@ class MaskedRows:
         self, masks: Masks, sent: Masks, cache: PrefixCache, read: Read | None = None
     ) -> Tensor:
         """a [B, W] of one block of masks, or what is `read`; `sent` are the same on the device."""
-        check_eval_mode([self.lvlm.module], self.lvlm.device)
+        check_eval_mode(Contents([self.lvlm.module]), self.lvlm.device)
         text = None if sent.text is None else sent.text[:, cache.start :]  # [1|B, R]
         mixed = None if sent.image is None else cache.mixed(sent.image, self.n_words)
         shared = masks.shared_layers()

@@ -196,7 +196,7 @@ class LVLM:
         """A digest of the weights, for manifests: some values of each, since a whole model takes
         too long to read. Computed anew only when they changed."""
         named = list(self.module.named_parameters())
-        state = weights_key(tensor for _, tensor in named)
+        state = weights_key([tensor for _, tensor in named])
         if self._named is None or self._named[0] != state:
             # an odd step samples every head
             sampled = [x.detach().flatten()[:: x.numel() // _SAMPLED | 1] for _, x in named]

@@ -24,7 +24,7 @@ from PIL import Image
 from torch import Tensor
 
 from seecause.errors import BadInput
-from seecause.models.base import check_eval_mode
+from seecause.models.base import Contents, check_eval_mode
 from seecause.models.block import At
 from seecause.models.decoder import (
     ImageTokens,
@@ -153,7 +153,7 @@ def extended(
 @torch.no_grad()
 def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: tuple[int, int] | None = None) -> Prompt:
     """A prompt from native inputs: one sequence."""
-    check_eval_mode([lvlm.module], lvlm.device)
+    check_eval_mode(Contents([lvlm.module]), lvlm.device)
     ids, places = inputs["input_ids"][0], _image_places(lvlm, inputs)
     image = slice(int(places.nonzero()[0]), int(places.nonzero()[-1]) + 1)
     prefix = _prefix_length(inputs, image) if lvlm.decoder.reads_prefix else 0

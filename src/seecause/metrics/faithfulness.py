@@ -119,9 +119,12 @@ def insertion_deletion(
     ranks, count = scorer.ranks(maps, order)
     taken = thresholds(count, scorer.size, scorer.grid, steps)
     images, plain = scorer.images, scorer.plain[:, None]
-    deletion = scorer.mixed(images, filled(images, fill), ranks, taken[1:])
-    insertion = scorer.mixed(blurred(images), images, ranks, taken[:-1])
-    deletion, insertion = torch.cat([plain, deletion], dim=1), torch.cat([insertion, plain], dim=1)
+    covered = scorer.same(("covered", fill), lambda: filled(images, fill))
+    soft = scorer.same("blurred", lambda: blurred(images))
+    deletion = scorer.mixed(images, filled(images, fill), ranks, taken[1:-1])
+    insertion = scorer.mixed(blurred(images), images, ranks, taken[1:-1])
+    deletion = torch.cat([plain, deletion, covered], dim=1)
+    insertion = torch.cat([soft, insertion, plain], dim=1)
     areas = {"insertion": area(insertion), "deletion": area(deletion)}
     shares = taken.double() / count
     options = {"steps": steps, "evaluations": len(taken), "order": order, "fill": fill}
@@ -171,8 +174,9 @@ def perturbation(
     ranks, count = scorer.ranks(maps, "patch")
     taken = thresholds(count, scorer.size, scorer.grid, steps)
     plain, empty = scorer.plain[:, None], filled(scorer.images, fill)
+    covered = scorer.same(("covered", fill), lambda: empty)
     morf, lerf = (
-        torch.cat([plain, scorer.mixed(scorer.images, empty, places, taken[1:])], dim=1)
+        torch.cat([plain, scorer.mixed(scorer.images, empty, places, taken[1:-1]), covered], dim=1)
         for places in (ranks, count - 1 - ranks)
     )
     return Scores(

@@ -10,7 +10,7 @@ colour.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.engine.chunks import batched, fit, in_chunks
+from seecause.engine.chunks import fit, in_chunks, once, plain_logits
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
 from seecause.models.block import spread_out, wide
@@ -171,8 +171,15 @@ class ImageScorer:
             return self.target.take(image).score(logits, self.score)
 
         total = len(self.images) * variants
-        scores = torch.cat(list(in_chunks(run_chunk, total, self.chunk, what="changed images")))
+        parts = in_chunks(run_chunk, total, self.chunk, what="changed images")
+        scores = torch.cat([self.images.new_empty(0), *parts])
         return scores.double().cpu().view(len(self.images), variants)
+
+    def same(self, what: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """Scores [B, 1], float64, of images that do not depend on a map: `make()` is [B, 3, H, W].
+        All maps of the same images share their runs (`chunks.once`)."""
+        logits = once(self.model, self.images, what, lambda: plain_logits(self.model, make()))
+        return self.target.score(logits, self.score).double().cpu()[:, None]
 
     def mixed(self, start: Tensor, goal: Tensor, places: Tensor, taken: Tensor) -> Tensor:
         """Scores [B, n] of images between `start` and `goal` [B, 3, H, W]: pixels at the first
@@ -209,7 +216,7 @@ def image_scorer(
     images = images.to(model.device, model.dtype)
     layout = model.check(images)
     chunk = fit(1 << 30, model.forward_bytes(layout), images.device)
-    logits = batched(model, images, chunk)
+    logits = plain_logits(model, images)
     bound = parse(model, target, len(images)).bind(logits)
     plain = bound.score(logits, score).double().cpu()
     return ImageScorer(model, images, bound, score, plain, layout.grid, chunk)
