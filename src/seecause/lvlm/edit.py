@@ -12,6 +12,10 @@ redirect   keys and values of another image: what does the model say if these he
 
 The edit is registered with transformers' `AttentionInterface`, for this model only and until the
 block ends. The weights stay as they are.
+
+A release of the library may take another path than the edited one. So the first edit of a model
+proves through its own `generate` that no heads change nothing, bit for bit, and that half of all
+heads move the next word's logits to where `MaskedRows` computes them.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,14 +34,25 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from seecause.errors import BadInput, BadOption, UnsupportedModel
-from seecause.lvlm.bank import QUESTION, MeanBank, with_words_of
+from seecause.engine.canary import (
+    Proof,
+    as_computed,
+    gates_of,
+    once,
+    same_bits,
+    some_heads,
+    used_versions,
+)
+from seecause.errors import BadInput, BadOption, EditLost
+from seecause.lvlm.bank import QUESTION, MeanBank, bank_of_prompts, make_bank, with_words_of
 from seecause.lvlm.cache import KeyValue, run_prefix
-from seecause.lvlm.model import LVLM, Head
+from seecause.lvlm.engine import MaskedRows
+from seecause.lvlm.model import LVLM, SIDE, Head, noise_image
 from seecause.lvlm.prompt import Prompt, read
 from seecause.models.block import At
 
 ATTENTION = "seecause_edited"  # in transformers' registry
+_SINGLE = 1e-5  # native eager attention takes its softmax in float32 whatever the model's dtype is
 FEATURES, ENCODER = "mm_encoder_outputs", "get_image_features"
 # what `generate` gives a forward beside the processor's inputs
 _RUNNING = (
@@ -65,21 +80,32 @@ class _Edit:
     lvlm: LVLM
     heads: Tensor  # [L, H] bool
     native: Any  # the attention function that was there before
+    before: str | None  # and its name
     blind: MeanBank | None
     redirect: Image.Image | None
     image: Image.Image | None  # the image that is asked about, where it is known
     now: _Sequence | None = None  # what the forward that runs is about
     caches: WeakKeyDictionary[Any, _Sequence] = field(default_factory=WeakKeyDictionary)
+    trial: bool = False  # made to prove that edits reach the model
     reading: bool = False  # the edit itself runs the model
     # features of an image that the native model has made, and the inputs that it made them of
     encoded: tuple[Any, Mapping[str, Any]] = (None, MappingProxyType({}))
     ran: set[int] = field(default_factory=set)  # edited layers whose attention was changed
     met: bool = False  # whether a prompt with an image came
 
+    @property
+    def name(self) -> str:
+        return "redirected heads" if self.blind is None else "blind heads"
+
+    def lost(self, reason: str) -> EditLost:
+        return EditLost(self.name, self.lvlm.family, reason, used_versions())
+
     def begin(self, inputs: Mapping[str, Any]) -> None:
         """Find out what a native forward is about: a prompt, or what follows one."""
         ids, past = inputs.get("input_ids"), inputs.get("past_key_values")
         self.ran.clear()
+        if self.now is not None:
+            raise self.lost("the hook behind the last forward never ran")
         if ids is None:
             raise BadInput(
                 "embeddings without token ids",
@@ -144,6 +170,8 @@ class _Edit:
             shown = self.image or self.redirect  # which have one size
             size = None if shown is None else (shown.height, shown.width)
             prompt = read(self.lvlm, self.lvlm.send(native), size=size)
+            if not self.trial:
+                prove(self, prompt)
             other = self._seen_instead(prompt)
             own = self._image_keys(prompt, prompt) if prompt.read_words else []
             return _Sequence(len(prompt.ids), prompt.at, prompt.image, other, own)
@@ -156,11 +184,7 @@ class _Edit:
         missing = set(self.heads.any(dim=1).nonzero()[:, 0].tolist()) - self.ran
         if self.now is not None and self.now.at is not None and out is not None and missing:
             self.now = None
-            raise UnsupportedModel(
-                f"{type(self.lvlm.module).__name__} of {_library()}",
-                f"layers {sorted(missing)} attended without their edit, so that its output would"
-                " be reported as edited and is not",
-            )
+            raise self.lost(f"layers {sorted(missing)} attended without it")
         parts = out.values() if isinstance(out, Mapping) else out if isinstance(out, tuple) else ()
         for part in parts:
             if self.now is not None and hasattr(part, "get_seq_length"):
@@ -242,14 +266,14 @@ class _Edit:
         return out
 
 
-_EDITS: list[_Edit] = []  # the one that is active
+_EDITS: list[_Edit] = []  # the last is active; one that proves another stands behind it
 
 
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **more: Any
 ) -> tuple[Tensor, None]:
     """For transformers' registry: the native attention, then the edit."""
-    edit = _EDITS[0]
+    edit = _EDITS[-1]
     out = edit.native(module, query, key, value, attention_mask, **more)[0]
     return edit.change(module, query, key, value, out), None
 
@@ -281,7 +305,9 @@ def edited_heads(
 
     Raises:
         BadInput: If no forward inside the block is about an image, or the edit cannot know which.
-        UnsupportedModel: If the model attends without the edit.
+        EditLost: If the edit does not reach the model's `generate`. This is tried on the model's
+            first edit, at once where an image and a processor are at hand, else on the first
+            prompt.
 
     Example:
         >>> import seecause as sc
@@ -301,15 +327,9 @@ def edited_heads(
             most = f"(layer, head) up to ({lvlm.n_layers - 1}, {lvlm.n_heads - 1})"
             raise BadOption("heads", (layer, head), most)
         mask[layer, head] = True
-    before = lvlm.decoder.native.config._attn_implementation
-    native = _registered(lvlm.blocks[0].native.self_attn, before)
-    edit = _Edit(lvlm, mask.to(lvlm.device), native, blind, redirect, image)
-    with ExitStack() as stack:
-        _watch(lvlm.module, edit, stack)
-        _EDITS.append(edit)
-        stack.callback(_EDITS.clear)
-        stack.callback(lvlm.module.set_attn_implementation, {"text_config": before})
-        lvlm.module.set_attn_implementation({"text_config": ATTENTION})
+    edit = _edit_of(lvlm, mask, blind, redirect, image)
+    with _installed(edit):
+        prove(edit)
         yield lvlm
         if not edit.met:
             raise BadInput(
@@ -320,23 +340,124 @@ def edited_heads(
             )
 
 
-def _watch(module: Any, edit: _Edit, stack: ExitStack) -> None:
-    """Call an edit before and after every forward of the whole model, until the stack ends. Also
-    record which inputs the features of an image are made of, since `generate` may call the encoder
-    by itself and pass only its features on."""
+def _edit_of(
+    lvlm: LVLM,
+    heads: Tensor,
+    blind: MeanBank | None,
+    redirect: Image.Image | None,
+    image: Image.Image | None = None,
+) -> _Edit:
+    before = lvlm.decoder.native.config._attn_implementation
+    native = _registered(lvlm.blocks[0].native.self_attn, before)
+    return _Edit(lvlm, heads.to(lvlm.device), native, before, blind, redirect, image)
+
+
+@contextmanager
+def _installed(edit: _Edit) -> Iterator[None]:
+    """The model attends through the edit, and tells it of every forward."""
+    module = edit.lvlm.module
+    with ExitStack() as stack:
+        _watch(module, stack)
+        _EDITS.append(edit)
+        stack.callback(_EDITS.clear)
+        stack.callback(module.set_attn_implementation, {"text_config": edit.before})
+        module.set_attn_implementation({"text_config": ATTENTION})
+        yield
+
+
+def prove(edit: _Edit, prompt: Prompt | None = None) -> Proof | None:
+    """The proof that edits like this one reach the model, made on the first: by noise and an image
+    that is at hand, else by the `prompt` that arrived."""
+    lvlm, shown = edit.lvlm, edit.redirect or edit.image
+    lvlm.fingerprint()  # drops what was shown of other weights
+    if shown is None and edit.blind is not None and edit.blind.images:
+        shown = edit.blind.images[0]
+    if prompt is None and (shown is None or lvlm.processor is None):
+        return None
+    return once(lvlm, f"{edit.name}, {edit.before}", lambda: _proof(edit, shown, prompt))
+
+
+@torch.no_grad()
+def _proof(edit: _Edit, shown: Image.Image | None, prompt: Prompt | None) -> Proof:
+    """An edit of no heads, and one of half of them, through the library's own `generate`."""
+    lvlm, trial = edit.lvlm, replace(edit, trial=True, reading=True, now=None, ran=set())
+    _EDITS.append(trial)
+    try:
+        bank = edit.blind
+        if prompt is None:
+            assert shown is not None
+            trial.image = noise_image((shown.height, shown.width))
+            prompt = lvlm.prompt(trial.image, QUESTION)
+            bank = bank_of_prompts(lvlm, [with_words_of(lvlm.prompt(shown, QUESTION), prompt)])
+            trial.blind = bank if trial.redirect is None else None
+        assert bank is not None
+        seen = gates_of(lvlm, some_heads(lvlm)).bool()
+        rows = MaskedRows(lvlm, prompt, None, bank, trial.image, [0])
+        expected = rows.logits(seen.flatten()[None])[0, 0]
+        lvlm.module.set_attn_implementation({"text_config": edit.before})
+        plain = _next_logits(trial, prompt)
+        lvlm.module.set_attn_implementation({"text_config": ATTENTION})
+        trial.reading, trial.heads = False, torch.zeros_like(edit.heads)
+        same_bits(edit.name, lvlm.family, _next_logits(trial, prompt), plain)
+        trial.heads = ~seen.to(edit.heads.device)
+        edited = _next_logits(trial, prompt)
+    except BadInput as refusal:  # of a forward that the edit does not recognise
+        if trial.reading:
+            raise
+        raise edit.lost(f"in a trial, {refusal}") from refusal
+    finally:
+        _EDITS.pop()
+    compared = f"{int((~seen).sum())} heads in generate, against masks of the engine"
+    given = (plain, edited, expected, compared)
+    return as_computed(edit.name, lvlm.family, *given, near=_SINGLE)
+
+
+def _next_logits(edit: _Edit, prompt: Prompt) -> Tensor:
+    """[V]: what `generate` chooses the next word from; it rounds the model's logits to float32."""
+    heard = list[Tensor]()
+
+    def hear(_: nn.Module, __: tuple[Any, ...], out: Any) -> None:
+        heard.append(out.logits[0, -1])
+
+    handle = edit.lvlm.module.register_forward_hook(hear)
+    try:
+        options = {"return_dict_in_generate": True, "output_logits": True}
+        said = edit.lvlm.generate(prompt, 1, **options).logits[0][0]
+    finally:
+        handle.remove()
+    if len(heard) != 1 or not torch.equal(heard[0].to(said), said):
+        raise edit.lost("generate chooses words from other logits than its forward returns")
+    return heard[0].to(edit.lvlm.device)
+
+
+def proofs(lvlm: LVLM) -> list[Proof]:
+    """The proofs of both kinds of edits, for `sc.doctor`."""
+    donor, found = noise_image(SIDE, seed=1), list[Proof | None]()
+    nobody = torch.zeros(lvlm.n_layers, lvlm.n_heads, dtype=torch.bool)
+    for blind, redirect in ((make_bank(lvlm, [donor]), None), (None, donor)):
+        edit = _edit_of(lvlm, nobody, blind, redirect)
+        with _installed(edit):
+            found.append(prove(edit))
+    return [proof for proof in found if proof is not None]
+
+
+def _watch(module: Any, stack: ExitStack) -> None:
+    """Call the active edit before and after every forward of the whole model, until the stack ends.
+    Also record which inputs the features of an image are made of, since `generate` may call the
+    encoder by itself and pass only its features on."""
     base = getattr(module, "base_model", module)
     native, signature = getattr(base, ENCODER, None), inspect.signature(module.forward)
     rest = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
 
     def begin(_: nn.Module, positional: tuple[Any, ...], given: dict[str, Any]) -> None:
-        if not edit.reading:
+        if not (edit := _EDITS[-1]).reading:
             inputs = signature.bind_partial(*positional, **given).arguments
             for name in rest:
                 inputs |= inputs.pop(name, {})
             edit.begin(inputs)
 
     def end(_: nn.Module, __: tuple[Any, ...], out: Any) -> None:
-        if not edit.reading:
+        if not (edit := _EDITS[-1]).reading:
             edit.end(out)
 
     stack.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
@@ -347,7 +468,7 @@ def _watch(module: Any, edit: _Edit, stack: ExitStack) -> None:
     @functools.wraps(native)
     def encode(*args: Any, **given: Any) -> Any:
         out = native(*args, **given)
-        if not edit.reading:
+        if not (edit := _EDITS[-1]).reading:
             inputs = inspect.signature(native).bind_partial(*args, **given).arguments
             edit.encoded = (out, {n: v for n, v in inputs.items() if n != "kwargs"})
         return out
