@@ -9,6 +9,9 @@
 With PDiscoFormer (`stages=1`) a dropped part has no vote, and an untrusted token is
 background in the maps. `by="dot"` reproduces the released code, which compares dot products and may
 move a token to another part instead.
+
+Before a network is viewed, changed or evaluated for the first time, it proves that stage 2 reads
+nothing of hidden patches, and that a dropped part is one whose patches are hidden.
 """
 
 from __future__ import annotations
@@ -17,17 +20,19 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from seecause.errors import BadOption
+from seecause.engine.canary import Proof, as_computed, once, same_bits, used_versions
+from seecause.errors import BadOption, EditLost
 from seecause.faithful.net import IFAM, By, Intervention, Thresholds
 from seecause.faithful.parts import mean_vote, select_without
 from seecause.metrics.statistics import auroc, group_accuracy
-from seecause.models.base import ImageModel
+from seecause.models.base import ImageModel, eval_mode
 from seecause.options import Share, checked
 
 log = logging.getLogger(__name__)
@@ -131,6 +136,7 @@ def intervene(
         known = ", ".join(f"{q} by {what}" for q, what in sorted(net.thresholds)) or "none"
         call = f"call calibrate(net, training_images, {quantile}, by={by!r})"
         raise BadOption("quantile", quantile, f"a calibrated one (known: {known}); {call}")
+    prove(net)
     with _applied(net, Intervention(dropped, quantile, by)):
         yield net
 
@@ -156,6 +162,70 @@ def _apply(net: IFAM, intervention: Intervention) -> None:
     dropped = [part in intervention.drop_parts for part in range(net.parts)]
     net.removed.copy_(torch.tensor(dropped))
     net.limits.copy_(torch.tensor(limits, dtype=torch.float64))
+
+
+def prove(net: IFAM) -> list[Proof]:
+    """The proofs that what is hidden from stage 2, or dropped, has no effect. The soft mask of an
+    ablation hides nothing."""
+    if net.options.gradient == "soft":
+        return []
+    checks = {"dropped parts": _prove_dropped}
+    if net.stage2 is not None:
+        checks["hidden patches"] = _prove_hidden
+    return [once(net.graphs, kind, partial(check, net)) for kind, check in checks.items()]
+
+
+def _noise(net: IFAM) -> Tensor:
+    """Two images [2, 3, H, W] of noise."""
+    parts = net.stage1.tower.parts
+    high, wide = parts.size or (4 * parts.patch[0], 4 * parts.patch[1])
+    noise = torch.randn(2, 3, high, wide, generator=torch.Generator().manual_seed(0))
+    return noise.to(net.stage1.prototypes)
+
+
+@torch.no_grad()
+def _prove_hidden(net: IFAM) -> Proof:
+    """Pixels of hidden patches against other ones, under a mask that hides half of the patches."""
+    here, there = (image[None] for image in _noise(net))
+    grid, (high, wide) = net.stage1.tower.layout(here).grid, net.stage1.tower.parts.patch
+    order = torch.randperm(grid[0] * grid[1], generator=torch.Generator().manual_seed(0))
+    mask = (order % 2 == 0).view(1, *grid).to(here.device)
+    pixels = mask.repeat_interleave(high, 1).repeat_interleave(wide, 2)[:, None]
+    name = f"iFAM on {net.stage1.tower.parts.family}"
+    with eval_mode([net], net.device), _applied(net, Intervention()):
+        seen = []
+        for packed in (None, False):
+            plain, hidden, shown = (
+                net(images, mask=mask, packed=packed).logits
+                for images in (here, here.where(pixels, there), there.where(pixels, here))
+            )
+            same_bits("hidden patches", name, hidden, plain)
+            if torch.equal(shown, plain):
+                reason = "patches that are not hidden have no effect either"
+                raise EditLost("hidden patches", name, reason, used_versions())
+            seen.append(shown)
+    compared = f"other pixels in {int((~mask).sum())} hidden patches, and in the others"
+    return as_computed("hidden patches", name, plain, *seen, compared)
+
+
+@torch.no_grad()
+def _prove_dropped(net: IFAM) -> Proof:
+    """The largest part dropped, against a mask without its patches, or a mean without its vote."""
+    image, name = _noise(net)[:1], f"iFAM on {net.stage1.tower.parts.family}"
+    with eval_mode([net], net.device), _applied(net, Intervention()):
+        out = net(image)
+        winner = out.maps.argmax(dim=1)  # [1, gh, gw]
+        part = int(winner.flatten().bincount(minlength=net.parts + 1)[:-1].argmax())
+        plain, votes = out.logits, out.part_logits
+        expected = (votes.sum(dim=-1) - votes[:, :, part]) / max(1, net.parts - 1)
+        if net.stage2 is not None:
+            selected = winner < net.parts
+            plain = net(image, mask=selected).logits
+            expected = net(image, mask=selected & (winner != part)).logits
+        with _applied(net, Intervention((part,))):
+            edited = net(image).logits
+    compared = f"part {part} dropped, against a run without it"
+    return as_computed("dropped parts", name, plain, edited, expected, compared)
 
 
 @dataclass(frozen=True, eq=False)
