@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from seecause.errors import EditLost, UnsupportedModel
 from seecause.models.base import ImageModel, library_versions
 from seecause.models.block import columns, find_attention, find_output
 from seecause.models.view import VisionModel
+
+SINGLE = 1e-5  # native parts that compute in float32 whatever the model's dtype is
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,39 @@ def prove_patch(model: VisionModel) -> Proof:
         expected = model.native(there) if native else model(there)
     seen = f"all states of block {layer} from another image, against a native run of that image"
     return as_computed("patch", model.family, plain, edited, expected, seen)
+
+
+@torch.no_grad()
+def prove_export(
+    model: VisionModel,
+    heads: Iterable[tuple[int, int]],
+    folder: Path,
+    reload: Callable[[], VisionModel],
+) -> Proof:
+    """What was written to `folder` against gates on the `heads` that it lacks. Where it differs,
+    its weights are deleted."""
+    images, gone = random_images(model)[:1], list(heads)
+    with model.eval_mode():
+        plain = model(images)
+        with model.gated(gates_of(model, gone)):
+            expected = model(images)
+    compared = f"{len(gone)} heads removed in what was written, against gates"
+    try:
+        loaded = reload()
+        with loaded.eval_mode():
+            own, written = (view.module.state_dict() for view in (model, loaded))
+            for name in [] if gone else written:
+                if name not in own or not torch.equal(own[name], written[name]):
+                    reason = f"{name} changed, though no head was removed"
+                    raise EditLost("export", str(folder), reason, used_versions())
+            asked = loaded.architecture == "prompt"  # a native run for each class name
+            edited = loaded(images) if asked else loaded.native(images)
+        given = (plain, edited, expected, compared)
+        return as_computed("export", str(folder), *given, near=SINGLE)
+    except Exception:
+        for file in [*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")]:
+            file.unlink()
+        raise
 
 
 def proofs(model: ImageModel) -> list[Proof]:

@@ -35,6 +35,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from seecause.engine.canary import (
+    SINGLE,
     Proof,
     as_computed,
     gates_of,
@@ -52,7 +53,6 @@ from seecause.lvlm.prompt import Prompt, read
 from seecause.models.block import At
 
 ATTENTION = "seecause_edited"  # in transformers' registry
-_SINGLE = 1e-5  # native eager attention takes its softmax in float32 whatever the model's dtype is
 FEATURES, ENCODER = "mm_encoder_outputs", "get_image_features"
 # what `generate` gives a forward beside the processor's inputs
 _RUNNING = (
@@ -409,7 +409,7 @@ def _proof(edit: _Edit, shown: Image.Image | None, prompt: Prompt | None) -> Pro
         _EDITS.pop()
     compared = f"{int((~seen).sum())} heads in generate, against masks of the engine"
     given = (plain, edited, expected, compared)
-    return as_computed(edit.name, lvlm.family, *given, near=_SINGLE)
+    return as_computed(edit.name, lvlm.family, *given, near=SINGLE)
 
 
 def _next_logits(edit: _Edit, prompt: Prompt) -> Tensor:
