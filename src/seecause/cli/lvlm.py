@@ -334,11 +334,11 @@ def bank(
     return output.finish(facts, [f"bank: {out} ({result!r})"])
 
 
-def load_lvlm(name: str, device: Any, dtype: str | None) -> LVLM:
-    """Load and verify a vision-language model."""
+def load_lvlm(name: str, device: Any, dtype: str | None, *, check: bool = True) -> LVLM:
+    """Load a vision-language model."""
     from seecause.lvlm import load
 
     only_downloads_have_bars()
     picked = pick_device(device) if device in ("auto", "cuda") else device
     default = "float32" if picked == "cpu" else None  # half precision is slow on a CPU
-    return load(name, device=picked, dtype=default if dtype is None else dtype)
+    return load(name, device=picked, dtype=default if dtype is None else dtype, check=check)
