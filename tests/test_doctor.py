@@ -30,8 +30,7 @@ def test_every_check_that_applies_is_made():
     parts = ["dropped parts", "hidden patches"]
     assert named(net) == named(sc.wrap(net)) == [*PROBES, *EDITS, *parts]
     assert named(tiny_net(stages=1)) == [*PROBES, *EDITS, "dropped parts"]
-    heads = ["blind heads", "redirected heads"]
-    assert named(scene("qwen2_vl").lvlm) == [*PROBES[:3], *heads]
+    assert named(scene("qwen2_vl").lvlm) == [*PROBES[:3], "edited heads"]
     assert named(timm.create_model("resnet18")) == ["logits", "stages", "resume", "locality"]
 
 
@@ -83,9 +82,9 @@ def test_the_command_prints_what_the_function_finds(name):
     assert list(facts["verified"]) == named(model)
     assert all(check in done.stdout for check in facts["verified"])
     moved = [each["moved"] for each in facts["verified"].values() if each["moved"] is not None]
-    assert len(moved) >= 2 and min(moved) > 0.05
+    assert moved and min(moved) > 0.05
 
 
 def test_a_language_model_has_no_classes_to_list():
     done = invoke("doctor", "--model", "builtin:critters-llava", "--list-classes")
-    assert done.exit_code == 2 and "a classifier" in done.stderr
+    assert done.exit_code == 2 and "not a classifier" in done.stderr

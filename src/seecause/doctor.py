@@ -7,6 +7,7 @@ that edits reach the native computation, and move it to where the engine compute
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,30 +25,30 @@ from seecause.results import Result
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Checkup(Result):
-    """The checks that a model passed.
-
-    Attributes:
-        model: Its name.
-        probes: Comparisons of the view with the native model.
-        proofs: Known edits, against what the engine computes for them.
-    """
+    """The checks that a model passed, of which those of edits have `moved` something."""
 
     model: str
-    probes: tuple[verify.Probe, ...]
-    proofs: tuple[canary.Proof, ...]
+    checks: Sequence[verify.Probe]
 
     def numbers(self) -> dict[str, float]:
         """The error of every check, and how far each known edit moved the output; both are relative
         to the largest output."""
-        errors = {row["name"]: row["error"] for row in self.rows()}
-        return errors | {f"{proof.name}, moved": proof.moved for proof in self.proofs}
+        rows = self.rows()
+        moved = {f"{row['name']}, moved": row["moved"] for row in rows if row["moved"] is not None}
+        return {row["name"]: row["error"] for row in rows} | moved
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each check: `name`, `moved` (None where nothing was edited), `error` and what
         was `compared`."""
-        probes = [canary.Proof(p.name, float("nan"), p.worst, p.compared) for p in self.probes]
-        rows = [dict(vars(check)) for check in (*probes, *self.proofs)]
-        return [{**row, "moved": None} if row["moved"] != row["moved"] else row for row in rows]
+        return [
+            {
+                "name": check.name,
+                "moved": getattr(check, "moved", None),
+                "error": check.worst,
+                "compared": check.compared,
+            }
+            for check in self.checks
+        ]
 
 
 def doctor(model: ImageModel | LVLM | nn.Module) -> Checkup:
@@ -72,11 +73,11 @@ def doctor(model: ImageModel | LVLM | nn.Module) -> Checkup:
     """
     if isinstance(model, LVLM):
         model.forget()
-        return Checkup(model.name, tuple(language.verify(model)), tuple(edit.proofs(model)))
+        return Checkup(model.name, [*language.verify(model), *edit.proofs(model)])
     view = as_view(model)
     view.memo.pop("proofs", None)
-    probes, proofs = verify.verify(view), canary.proofs(view)
+    checks = [*verify.verify(view), *canary.proofs(view)]
     if isinstance(view.module, IFAM):
         view.module.graphs.memo.pop("proofs", None)
-        proofs += prove(view.module)
-    return Checkup(view.name, tuple(probes), tuple(proofs))
+        checks += prove(view.module)
+    return Checkup(view.name, checks)

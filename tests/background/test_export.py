@@ -82,7 +82,7 @@ def test_weights_that_change_on_the_way_to_the_disk_are_refused(biased, tmp_path
         "seecause.background._export.save",
         lambda state: save({name: value.bfloat16().float() for name, value in state.items()}),
     )
-    with pytest.raises(EditLost, match="changed, though no head"):
+    with pytest.raises(EditLost, match="weights changed, though no head"):
         export(biased, [], tmp_path / "less")
     with pytest.raises(DataMissing):
         sc.load(str(tmp_path / "less"))

@@ -53,10 +53,8 @@ def doctor(
         list_classes: Also list the class names.
     """
     if model:
-        opened = _opened(model, reading, output)
+        opened = _opened(model, reading, output.quiet, classes=list_classes)
         facts = checkup(opened)
-        if list_classes and "classes" not in facts["model"]:
-            raise BadOption("--list-classes", True, "a classifier")
         if list_classes:
             indices = range(opened.n_classes)
             facts["classes"] = {str(index): opened.class_name(index) for index in indices}
@@ -72,13 +70,16 @@ def doctor(
     return output.finish(facts)
 
 
-def _opened(model: str, reading: Reading, output: Output) -> Any:
-    """A view that is not checked yet: of a classifier, or of a vision-language model."""
+def _opened(model: str, reading: Reading, quiet: bool, *, classes: bool) -> Any:
+    """A view that is not checked yet: of a classifier, or of a vision-language model, which has no
+    classes."""
     from seecause.loading import LanguageModel
 
     try:
-        return reading.load(model, check=False, quiet=output.quiet)
+        return reading.load(model, check=False, quiet=quiet)
     except LanguageModel:
+        if classes:
+            raise
         from seecause.cli.lvlm import load_lvlm
 
         return load_lvlm(model, reading.device, reading.dtype, check=False)

@@ -7,9 +7,9 @@ another path than the one that was edited. So an intervention is checked when a 
     without an edit   nothing changes, bit for bit
     with a known one  the native output moves to where the engine computes that it moves
 
-What was shown is remembered in the view until its weights move (`model.forget()`), so that repeated
-calls cost nothing. Edits of vision-language models are checked in `lvlm/edit.py`, hidden patches of
-iFAM in `faithful/interventions.py`, exported checkpoints where they are written.
+What was shown is remembered in the view until `model.forget()`, so that repeated calls cost
+nothing. Edits of vision-language models are checked in `lvlm/edit.py`, hidden patches of iFAM in
+`faithful/interventions.py`, exported checkpoints where they are written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seecause.engine.verify import random_images, tolerance_of
+from seecause.engine.verify import Probe, random_images, tolerance_of
 from seecause.errors import EditLost, UnsupportedModel
 from seecause.models.base import ImageModel, library_versions
 from seecause.models.block import columns, find_attention, find_output
@@ -33,19 +33,15 @@ SINGLE = 1e-5  # native parts that compute in float32 whatever the model's dtype
 
 
 @dataclass(frozen=True)
-class Proof:
-    """One passed check: how far the known edit moved the output, and how far that is from what the
-    engine computes, both relative to the largest output."""
+class Proof(Probe):
+    """A passed check of a known edit: also how far it moved the output, relative to the largest."""
 
-    name: str
-    moved: float
-    error: float
-    compared: str
+    moved: float = 0.0
 
 
-def once(model: Any, kind: str, check: Callable[[], Proof]) -> Proof:
+def once(model: Any, kind: str | None, check: Callable[[], Proof]) -> Proof:
     """The proof of one kind of edit, made on its first use."""
-    proofs: dict[str, Proof] = model.memo.setdefault("proofs", {})
+    proofs: dict[str | None, Proof] = model.memo.setdefault("proofs", {})
     if kind not in proofs:
         proofs[kind] = check()
     return proofs[kind]
@@ -83,7 +79,7 @@ def as_computed(
             f" {moved:.2g}, and ends {error:.2g} off"
         )
         raise EditLost(name, part, reason, used_versions())
-    return Proof(name, moved, error, compared)
+    return Proof(name, error, compared, moved)
 
 
 def used_versions() -> str:
@@ -146,7 +142,7 @@ def prove_gates(model: VisionModel) -> Proof:
                 with without_columns(model, heads):
                     expected = model(images) if model.merged else model.native(images)
             except UnsupportedModel as refusal:  # no linear projection to compare with
-                return Proof("gates", 0.0, 0.0, f"not compared: {refusal}")
+                return Proof("gates", 0.0, f"not compared: {refusal}")
     finally:
         model.gates = own
     seen = f"{len(heads)} heads removed, against zeroed weights in the native model"
@@ -188,11 +184,12 @@ def prove_export(
     try:
         loaded = reload()
         with loaded.eval_mode():
-            own, written = (view.module.state_dict() for view in (model, loaded))
-            for name in [] if gone else written:
-                if name not in own or not torch.equal(own[name], written[name]):
-                    reason = f"{name} changed, though no head was removed"
-                    raise EditLost("export", str(folder), reason, used_versions())
+            own = model.module.state_dict()
+            if not gone and not all(
+                torch.equal(own[name], value) for name, value in loaded.module.state_dict().items()
+            ):
+                reason = "weights changed, though no head was removed"
+                raise EditLost("export", str(folder), reason, used_versions())
             asked = loaded.architecture == "prompt"  # a native run for each class name
             edited = loaded(images) if asked else loaded.native(images)
         given = (plain, edited, expected, compared)

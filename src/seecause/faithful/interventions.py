@@ -165,67 +165,60 @@ def _apply(net: IFAM, intervention: Intervention) -> None:
 
 
 def prove(net: IFAM) -> list[Proof]:
-    """The proofs that what is hidden from stage 2, or dropped, has no effect. The soft mask of an
+    """The proofs that what is dropped, or hidden from stage 2, has no effect. The soft mask of an
     ablation hides nothing."""
     if net.options.gradient == "soft":
         return []
-    checks = {"dropped parts": _prove_dropped}
+    found = [once(net.graphs, "dropped parts", partial(_prove, net, _dropped))]
     if net.stage2 is not None:
-        checks["hidden patches"] = _prove_hidden
-    return [once(net.graphs, kind, partial(check, net)) for kind, check in checks.items()]
-
-
-def _noise(net: IFAM) -> Tensor:
-    """Two images [2, 3, H, W] of noise."""
-    parts = net.stage1.tower.parts
-    high, wide = parts.size or (4 * parts.patch[0], 4 * parts.patch[1])
-    noise = torch.randn(2, 3, high, wide, generator=torch.Generator().manual_seed(0))
-    return noise.to(net.stage1.prototypes)
+        found.append(once(net.graphs, "hidden patches", partial(_prove, net, _hidden)))
+    return found
 
 
 @torch.no_grad()
-def _prove_hidden(net: IFAM) -> Proof:
-    """Pixels of hidden patches against other ones, under a mask that hides half of the patches."""
-    here, there = (image[None] for image in _noise(net))
-    grid, (high, wide) = net.stage1.tower.layout(here).grid, net.stage1.tower.parts.patch
-    order = torch.randperm(grid[0] * grid[1], generator=torch.Generator().manual_seed(0))
-    mask = (order % 2 == 0).view(1, *grid).to(here.device)
-    pixels = mask.repeat_interleave(high, 1).repeat_interleave(wide, 2)[:, None]
-    name = f"iFAM on {net.stage1.tower.parts.family}"
+def _prove(net: IFAM, check: Callable[[IFAM, str, Tensor], Proof]) -> Proof:
+    parts, generator = net.stage1.tower.parts, torch.Generator().manual_seed(0)
+    size = parts.size or [4 * side for side in parts.patch]
+    noise = torch.randn(2, 3, *size, generator=generator).to(net.stage1.prototypes)
     with eval_mode([net], net.device), _applied(net, Intervention()):
-        seen = []
-        for packed in (None, False):
-            plain, hidden, shown = (
-                net(images, mask=mask, packed=packed).logits
-                for images in (here, here.where(pixels, there), there.where(pixels, here))
-            )
-            same_bits("hidden patches", name, hidden, plain)
-            if torch.equal(shown, plain):
-                reason = "patches that are not hidden have no effect either"
-                raise EditLost("hidden patches", name, reason, used_versions())
-            seen.append(shown)
-    compared = f"other pixels in {int((~mask).sum())} hidden patches, and in the others"
-    return as_computed("hidden patches", name, plain, *seen, compared)
+        return check(net, f"iFAM on {parts.family}", noise)
 
 
-@torch.no_grad()
-def _prove_dropped(net: IFAM) -> Proof:
+def _dropped(net: IFAM, name: str, noise: Tensor) -> Proof:
     """The largest part dropped, against a mask without its patches, or a mean without its vote."""
-    image, name = _noise(net)[:1], f"iFAM on {net.stage1.tower.parts.family}"
-    with eval_mode([net], net.device), _applied(net, Intervention()):
-        out = net(image)
-        winner = out.maps.argmax(dim=1)  # [1, gh, gw]
-        part = int(winner.flatten().bincount(minlength=net.parts + 1)[:-1].argmax())
-        plain, votes = out.logits, out.part_logits
-        expected = (votes.sum(dim=-1) - votes[:, :, part]) / max(1, net.parts - 1)
-        if net.stage2 is not None:
-            selected = winner < net.parts
-            plain = net(image, mask=selected).logits
-            expected = net(image, mask=selected & (winner != part)).logits
-        with _applied(net, Intervention((part,))):
-            edited = net(image).logits
+    out = net(noise)
+    winner = out.maps.argmax(dim=1)  # [2, gh, gw]
+    part = int(winner.flatten().bincount(minlength=net.parts + 1)[:-1].argmax())
+    one = torch.arange(net.parts, device=net.device) == part
+    plain, expected = out.logits, mean_vote(out.part_logits, one)
+    if net.stage2 is not None:
+        plain, expected = (
+            net(noise, mask=mask & (winner < net.parts)).logits
+            for mask in (winner == winner, winner != part)
+        )
+    with _applied(net, Intervention((part,))):
+        edited = net(noise).logits
     compared = f"part {part} dropped, against a run without it"
     return as_computed("dropped parts", name, plain, edited, expected, compared)
+
+
+def _hidden(net: IFAM, name: str, noise: Tensor) -> Proof:
+    """Other pixels in every second column of patches, which is hidden, and in the rest."""
+    here, there = noise.split(1)
+    rows, columns = net.stage1.tower.layout(here).grid
+    mask = (torch.arange(columns, device=here.device) % 2 == 0).expand(1, rows, columns)
+    pixels = mask[0, 0].repeat_interleave(net.stage1.tower.parts.patch[1])
+    images = here, here.where(pixels, there), there.where(pixels, here)
+    ways = []
+    for packed in (None, False):
+        plain, hidden, shown = (net(each, mask=mask, packed=packed).logits for each in images)
+        same_bits("hidden patches", name, hidden, plain)
+        ways.append(shown)
+    if torch.equal(shown, plain):
+        reason = "patches that are not hidden have no effect either"
+        raise EditLost("hidden patches", name, reason, used_versions())
+    compared = f"other pixels in {int((~mask).sum())} hidden patches, and in the others"
+    return as_computed("hidden patches", name, plain, *ways, compared)
 
 
 @dataclass(frozen=True, eq=False)

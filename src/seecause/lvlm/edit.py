@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -35,7 +35,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from seecause.engine.canary import (
-    SINGLE,
     Proof,
     as_computed,
     gates_of,
@@ -44,15 +43,17 @@ from seecause.engine.canary import (
     some_heads,
     used_versions,
 )
+from seecause.engine.verify import tolerance_of
 from seecause.errors import BadInput, BadOption, EditLost
-from seecause.lvlm.bank import QUESTION, MeanBank, bank_of_prompts, make_bank, with_words_of
-from seecause.lvlm.cache import KeyValue, run_prefix
+from seecause.lvlm.bank import QUESTION, MeanBank, bank_of_prompts, with_words_of
+from seecause.lvlm.cache import KeyValue
 from seecause.lvlm.engine import MaskedRows
 from seecause.lvlm.model import LVLM, SIDE, Head, noise_image
 from seecause.lvlm.prompt import Prompt, read
 from seecause.models.block import At
 
 ATTENTION = "seecause_edited"  # in transformers' registry
+NAME = "edited heads"
 FEATURES, ENCODER = "mm_encoder_outputs", "get_image_features"
 # what `generate` gives a forward beside the processor's inputs
 _RUNNING = (
@@ -84,6 +85,7 @@ class _Edit:
     blind: MeanBank | None
     redirect: Image.Image | None
     image: Image.Image | None  # the image that is asked about, where it is known
+    size: tuple[int, int] | None  # its height and width
     now: _Sequence | None = None  # what the forward that runs is about
     caches: WeakKeyDictionary[Any, _Sequence] = field(default_factory=WeakKeyDictionary)
     trial: bool = False  # made to prove that edits reach the model
@@ -93,12 +95,8 @@ class _Edit:
     ran: set[int] = field(default_factory=set)  # edited layers whose attention was changed
     met: bool = False  # whether a prompt with an image came
 
-    @property
-    def name(self) -> str:
-        return "redirected heads" if self.blind is None else "blind heads"
-
     def lost(self, reason: str) -> EditLost:
-        return EditLost(self.name, self.lvlm.family, reason, used_versions())
+        return EditLost(NAME, self.lvlm.family, reason, used_versions())
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
         """Find out what a native forward is about: a prompt, or what follows one."""
@@ -167,13 +165,12 @@ class _Edit:
         self.reading = self.met = True
         try:
             native = {n: v for n, v in inputs.items() if n not in _RUNNING and v is not None}
-            shown = self.image or self.redirect  # which have one size
-            size = None if shown is None else (shown.height, shown.width)
-            prompt = read(self.lvlm, self.lvlm.send(native), size=size)
+            prompt = read(self.lvlm, self.lvlm.send(native), size=self.size)
             if not self.trial:
                 prove(self, prompt)
-            other = self._seen_instead(prompt)
-            own = self._image_keys(prompt, prompt) if prompt.read_words else []
+            other, own = self._rotated(self._seen_instead(prompt), prompt), list[KeyValue]()
+            if prompt.read_words:
+                own = self._rotated(bank_of_prompts(self.lvlm, [prompt]), prompt)
             return _Sequence(len(prompt.ids), prompt.at, prompt.image, other, own)
         finally:
             self.reading = False
@@ -191,35 +188,26 @@ class _Edit:
                 self.caches[part] = self.now
         self.now = None
 
-    def _seen_instead(self, prompt: Prompt) -> list[KeyValue]:
-        """Keys at the prompt's own positions, and values, of what the heads see instead of its
-        image."""
-        lvlm = self.lvlm
+    def _seen_instead(self, prompt: Prompt) -> MeanBank:
+        """What the heads see instead of the prompt's image."""
         if self.blind is not None:
-            keys, values = self.blind.means(lvlm, prompt, self.image)
-            pairs = zip(keys[:, None], values[:, None], strict=True)
-            return self._rotated(pairs, prompt)
+            return self.blind
         assert self.redirect is not None
-        donor = lvlm.prompt(self.redirect, QUESTION)
+        donor = self.lvlm.prompt(self.redirect, QUESTION)
         if donor.tokens != prompt.tokens:
             raise BadInput(
                 f"an image with image tokens {donor.tokens}",
                 f"the model is asked about one with {prompt.tokens}",
                 "give images of one size",
             )
-        return self._image_keys(with_words_of(donor, prompt), prompt)
+        return bank_of_prompts(self.lvlm, [with_words_of(donor, prompt)])
 
-    def _image_keys(self, donor: Prompt, prompt: Prompt) -> list[KeyValue]:
-        """Keys and values of the donor's image tokens, where everybody sees its image."""
-        prefix = run_prefix(self.lvlm.decoder, donor)
-        return self._rotated(
-            ((k[:, :, donor.image], v[:, :, donor.image]) for k, v in prefix), prompt
-        )
-
-    def _rotated(self, pairs: Iterable[KeyValue], prompt: Prompt) -> list[KeyValue]:
+    def _rotated(self, bank: MeanBank, prompt: Prompt) -> list[KeyValue]:
+        """Keys at the prompt's own positions, and values, for each block."""
         blocks: list[Any] = self.lvlm.blocks
+        pairs = bank.means(self.lvlm, prompt, self.image)[:, :, None]
         at = prompt.at.take(prompt.at.index[prompt.image])
-        return [(block.rotate(k, at), v) for block, (k, v) in zip(blocks, pairs, strict=True)]
+        return [(b.rotate(k, at), v) for b, k, v in zip(blocks, *pairs, strict=True)]
 
     def change(self, module: Any, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> Tensor:
         """`out` [B, R, H, dh] with what the edited heads bring to text rows instead."""
@@ -327,8 +315,17 @@ def edited_heads(
             most = f"(layer, head) up to ({lvlm.n_layers - 1}, {lvlm.n_heads - 1})"
             raise BadOption("heads", (layer, head), most)
         mask[layer, head] = True
-    edit = _edit_of(lvlm, mask, blind, redirect, image)
-    with _installed(edit):
+    before = lvlm.decoder.native.config._attn_implementation
+    native = _registered(lvlm.blocks[0].native.self_attn, before)
+    shown = image or redirect  # which have one size
+    size = (shown.height, shown.width) if shown else None
+    edit = _Edit(lvlm, mask.to(lvlm.device), native, before, blind, redirect, image, size)
+    with ExitStack() as stack:
+        _watch(lvlm.module, stack)
+        _EDITS.append(edit)
+        stack.callback(_EDITS.clear)
+        stack.callback(lvlm.module.set_attn_implementation, {"text_config": before})
+        lvlm.module.set_attn_implementation({"text_config": ATTENTION})
         prove(edit)
         yield lvlm
         if not edit.met:
@@ -340,105 +337,61 @@ def edited_heads(
             )
 
 
-def _edit_of(
-    lvlm: LVLM,
-    heads: Tensor,
-    blind: MeanBank | None,
-    redirect: Image.Image | None,
-    image: Image.Image | None = None,
-) -> _Edit:
-    before = lvlm.decoder.native.config._attn_implementation
-    native = _registered(lvlm.blocks[0].native.self_attn, before)
-    return _Edit(lvlm, heads.to(lvlm.device), native, before, blind, redirect, image)
-
-
-@contextmanager
-def _installed(edit: _Edit) -> Iterator[None]:
-    """The model attends through the edit, and tells it of every forward."""
-    module = edit.lvlm.module
-    with ExitStack() as stack:
-        _watch(module, stack)
-        _EDITS.append(edit)
-        stack.callback(_EDITS.clear)
-        stack.callback(module.set_attn_implementation, {"text_config": edit.before})
-        module.set_attn_implementation({"text_config": ATTENTION})
-        yield
-
-
-def prove(edit: _Edit, prompt: Prompt | None = None) -> Proof | None:
-    """The proof that edits like this one reach the model, made on the first: by noise and an image
-    that is at hand, else by the `prompt` that arrived."""
-    lvlm, shown = edit.lvlm, edit.redirect or edit.image
+def prove(edit: _Edit, prompt: Prompt | None = None) -> None:
+    """Prove on the first edit that edits reach the model: by an image that is at hand, else by the
+    `prompt` that arrived."""
+    lvlm, shown = edit.lvlm, edit.image or edit.redirect
     lvlm.fingerprint()  # drops what was shown of other weights
     if shown is None and edit.blind is not None and edit.blind.images:
         shown = edit.blind.images[0]
-    if prompt is None and (shown is None or lvlm.processor is None):
-        return None
-    return once(lvlm, f"{edit.name}, {edit.before}", lambda: _proof(edit, shown, prompt))
+    if prompt is not None or (shown is not None and lvlm.processor is not None):
+        once(lvlm, edit.before, lambda: _proof(edit, prompt, shown))
 
 
 @torch.no_grad()
-def _proof(edit: _Edit, shown: Image.Image | None, prompt: Prompt | None) -> Proof:
-    """An edit of no heads, and one of half of them, through the library's own `generate`."""
-    lvlm, trial = edit.lvlm, replace(edit, trial=True, reading=True, now=None, ran=set())
+def _proof(edit: _Edit, prompt: Prompt | None, shown: Any) -> Proof:
+    """An edit of no heads, and one of half of them, through the library's own `generate`; they see
+    the negative of the image."""
+    lvlm, seen = edit.lvlm, gates_of(edit.lvlm, some_heads(edit.lvlm)).bool()
+    trial = replace(edit, trial=True, reading=True, now=None, ran=set(), redirect=None, image=None)
     _EDITS.append(trial)
     try:
-        bank = edit.blind
-        if prompt is None:
-            assert shown is not None
-            trial.image = noise_image((shown.height, shown.width))
-            prompt = lvlm.prompt(trial.image, QUESTION)
-            bank = bank_of_prompts(lvlm, [with_words_of(lvlm.prompt(shown, QUESTION), prompt)])
-            trial.blind = bank if trial.redirect is None else None
-        assert bank is not None
-        seen = gates_of(lvlm, some_heads(lvlm)).bool()
-        rows = MaskedRows(lvlm, prompt, None, bank, trial.image, [0])
-        expected = rows.logits(seen.flatten()[None])[0, 0]
+        prompt = prompt or lvlm.prompt(shown, QUESTION)
+        negative = {**prompt.inputs, "pixel_values": 1 - prompt.inputs["pixel_values"]}
+        bank = bank_of_prompts(lvlm, [read(lvlm, negative, size=prompt.size)])
+        masked = MaskedRows(lvlm, prompt, None, bank, None, [0])
+        expected = masked.logits(seen.flatten()[None])[0, 0]
+        trial.blind, trial.size = bank, prompt.size
         lvlm.module.set_attn_implementation({"text_config": edit.before})
-        plain = _next_logits(trial, prompt)
+        plain = _next_logits(lvlm, prompt)
         lvlm.module.set_attn_implementation({"text_config": ATTENTION})
         trial.reading, trial.heads = False, torch.zeros_like(edit.heads)
-        same_bits(edit.name, lvlm.family, _next_logits(trial, prompt), plain)
+        same_bits(NAME, lvlm.family, _next_logits(lvlm, prompt), plain)
         trial.heads = ~seen.to(edit.heads.device)
-        edited = _next_logits(trial, prompt)
-    except BadInput as refusal:  # of a forward that the edit does not recognise
-        if trial.reading:
+        edited = _next_logits(lvlm, prompt)
+    except BadInput as refusal:
+        if trial.reading:  # of the image itself, not of a forward that the edit does not recognise
             raise
-        raise edit.lost(f"in a trial, {refusal}") from refusal
+        raise edit.lost(str(refusal).removesuffix(".")) from refusal
     finally:
         _EDITS.pop()
     compared = f"{int((~seen).sum())} heads in generate, against masks of the engine"
-    given = (plain, edited, expected, compared)
-    return as_computed(edit.name, lvlm.family, *given, near=SINGLE)
+    logits = plain, edited, expected.to(edited)
+    return as_computed(NAME, lvlm.family, *logits, compared, near=tolerance_of(lvlm.dtype))
 
 
-def _next_logits(edit: _Edit, prompt: Prompt) -> Tensor:
-    """[V]: what `generate` chooses the next word from; it rounds the model's logits to float32."""
-    heard = list[Tensor]()
-
-    def hear(_: nn.Module, __: tuple[Any, ...], out: Any) -> None:
-        heard.append(out.logits[0, -1])
-
-    handle = edit.lvlm.module.register_forward_hook(hear)
-    try:
-        options = {"return_dict_in_generate": True, "output_logits": True}
-        said = edit.lvlm.generate(prompt, 1, **options).logits[0][0]
-    finally:
-        handle.remove()
-    if len(heard) != 1 or not torch.equal(heard[0].to(said), said):
-        raise edit.lost("generate chooses words from other logits than its forward returns")
-    return heard[0].to(edit.lvlm.device)
+def _next_logits(lvlm: LVLM, prompt: Prompt) -> Tensor:
+    """[V] in float32: what `generate` chooses the next word from."""
+    options = {"return_dict_in_generate": True, "output_logits": True}
+    return lvlm.generate(prompt, 1, **options).logits[0][0]
 
 
 def proofs(lvlm: LVLM) -> list[Proof]:
-    """The proofs of both kinds of edits, for `sc.doctor`."""
-    donor, found = noise_image(SIDE, seed=1), list[Proof | None]()
-    nobody = torch.zeros(lvlm.n_layers, lvlm.n_heads, dtype=torch.bool)
-    for blind, redirect in ((make_bank(lvlm, [donor]), None), (None, donor)):
-        edit = _edit_of(lvlm, nobody, blind, redirect)
-        with _installed(edit):
-            found.append(prove(edit))
-    return [proof for proof in found if proof is not None]
+    """The proof for `sc.doctor`, by an image of noise."""
+    image = noise_image(SIDE)
+    with edited_heads(lvlm, [], redirect=image):
+        lvlm.next_logits(lvlm.prompt(image, QUESTION))
+    return list(lvlm.memo["proofs"].values())
 
 
 def _watch(module: Any, stack: ExitStack) -> None:
