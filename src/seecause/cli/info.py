@@ -126,10 +126,10 @@ def checkup(model: ImageModel | LVLM) -> dict[str, dict[str, Any]]:
         "dtype": str(model.dtype).removeprefix("torch."),
     }
     if isinstance(model, LVLM):
-        inside = {"blocks": model.n_layers, "heads": model.n_heads}
-        return {"verified": verified, "model": {"name": model.name, **about}, "inside": inside}
+        parts = {"blocks": model.n_layers, "heads": model.n_heads}
+        return {"verified": verified, "model": {"name": model.name, **about}, "inside": parts}
     (rows, columns), (high, wide) = model.layout.grid, model.patch
-    inside = {"grid": f"{rows} x {columns} patches of {high} x {wide} pixels"}
+    inside: dict[str, Any] = {"grid": f"{rows} x {columns} patches of {high} x {wide} pixels"}
     if isinstance(model, VisionModel):
         layout, block = model.layout, model.blocks[0]
         inside |= {

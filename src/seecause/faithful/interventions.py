@@ -186,8 +186,9 @@ def _prove(net: IFAM, check: Callable[[IFAM, str, Tensor], Proof]) -> Proof:
 
 def _dropped(net: IFAM, name: str, noise: Tensor) -> Proof:
     """The largest part dropped, against a mask without its patches, or a mean without its vote."""
+    noise = noise[:1]
     out = net(noise)
-    winner = out.maps.argmax(dim=1)  # [2, gh, gw]
+    winner = out.maps.argmax(dim=1)  # [1, gh, gw]
     part = int(winner.flatten().bincount(minlength=net.parts + 1)[:-1].argmax())
     one = torch.arange(net.parts, device=net.device) == part
     plain, expected = out.logits, mean_vote(out.part_logits, one)
@@ -209,16 +210,15 @@ def _hidden(net: IFAM, name: str, noise: Tensor) -> Proof:
     mask = (torch.arange(columns, device=here.device) % 2 == 0).expand(1, rows, columns)
     pixels = mask[0, 0].repeat_interleave(net.stage1.tower.parts.patch[1])
     images = here, here.where(pixels, there), there.where(pixels, here)
-    ways = []
-    for packed in (None, False):
+    for packed in (False, None):
         plain, hidden, shown = (net(each, mask=mask, packed=packed).logits for each in images)
         same_bits("hidden patches", name, hidden, plain)
-        ways.append(shown)
     if torch.equal(shown, plain):
         reason = "patches that are not hidden have no effect either"
         raise EditLost("hidden patches", name, reason, used_versions())
     compared = f"other pixels in {int((~mask).sum())} hidden patches, and in the others"
-    return as_computed("hidden patches", name, plain, *ways, compared)
+    expected = net(images[2], mask=mask, packed=False).logits
+    return as_computed("hidden patches", name, plain, shown, expected, compared)
 
 
 @dataclass(frozen=True, eq=False)

@@ -316,8 +316,8 @@ class PromptClassifier(VisionModel):
     def _reloaded(self, folder: Path) -> PromptClassifier:
         where = {"device": self.device, "template": self.lvlm.template}
         lvlm = load(str(folder), **where, check=False)
-        asked = {"question": self.query.question, "by": self.query.by}
-        return classifier(lvlm, self.classes, **asked, check=False)
+        query = self.query
+        return classifier(lvlm, self.classes, question=query.question, by=query.by, check=False)
 
 
 @checked
