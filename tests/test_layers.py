@@ -22,7 +22,7 @@ LAYERS = (  # a module imports from its own row and from rows above it
     ("metrics",),
     ("attribution",),
     ("background", "faithful", "lvlm"),
-    ("bench",),
+    ("bench", "doctor"),
     ("experiments",),
     ("report",),
     ("critters",),

@@ -12,6 +12,7 @@ from .attribution.evidence import evidence as evidence, interactions as interact
 from .background.audit import audit as audit
 from .background.discover import discover as discover
 from .background.repair import repair as repair
+from .doctor import doctor as doctor
 from .engine.patching import Site as Site, patch as patch, run as run
 from .errors import SeecauseError as SeecauseError
 from .loading import load as load, wrap as wrap

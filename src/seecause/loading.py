@@ -306,6 +306,14 @@ def load(
 # ---------------------------------------------------------------- native modules by name
 
 
+class LanguageModel(UnsupportedModel):
+    """A vision-language model, where a classifier is asked for."""
+
+    def __init__(self, name: str):
+        reason = "this is a vision-language model, not a classifier"
+        super().__init__(name, reason, "use sc.lvlm.load, or `seecause lvlm`")
+
+
 @dataclass
 class Source:
     """A native module, options of `wrap` that its source tells, and how its library builds it."""
@@ -338,7 +346,7 @@ def open_source(
         raise DataMissing(str(path), reason, remedy)
     if library == "builtin":
         if (ZOO / name / "config.json").is_file():
-            raise _language_model(f"builtin:{name}")
+            raise LanguageModel(f"builtin:{name}")
         source = saved(ZOO, name, kind="builtin model")
         return Source(source.module, {**source.wrap_options, "size": size}, source.origin)
     if library == "timm":
@@ -713,11 +721,6 @@ def pretrained_model(loader: Any, where: str | Path, *, labels: int = 0, **optio
     return module
 
 
-def _language_model(name: str) -> UnsupportedModel:
-    reason = "this is a vision-language model, not a classifier"
-    return UnsupportedModel(name, reason, "use sc.lvlm.load, or `seecause lvlm`")
-
-
 def _transformers(
     name: str, weights: str | Path | None, size: tuple[int, int] | None, *, labels: int = 0
 ) -> Source:
@@ -733,7 +736,7 @@ def _transformers(
         kinds = [kind for kind in config.architectures or () if isinstance(kind, str)]
         kind = next((kind for kind in kinds if kind.endswith(TASKS)), "")
         if hasattr(config, "vision_config") and "ForConditionalGeneration" in str(kinds):
-            raise _language_model(what)
+            raise LanguageModel(what)
         own = (getattr(config, "auto_map", None) or {}) if _TRUSTED.get() else {}
         automatic = next((name for name in own if name.startswith("AutoModel")), "AutoModel")
         loader: Any = getattr(transformers, automatic) if own or not kind else _model_class(kind)

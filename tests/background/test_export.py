@@ -8,12 +8,13 @@ import re
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch.testing import assert_close
 
 import seecause as sc
 from seecause.background import ablate, export, prune_heads
-from seecause.errors import BadOption, DataMissing, NotDefined
+from seecause.errors import BadOption, DataMissing, EditLost, NotDefined
+from seecause.models.block import slice_heads, zero_heads
 from seecause.models.parts import CosineHead, UnitLinear
 from tests.families.native import TEXT
 from tests.helpers import view
@@ -49,6 +50,42 @@ def test_an_embedded_model_comes_back_without_its_heads(biased, form, tmp_path):
     assert not again.random_weights
     page = (tmp_path / "README.md").read_text()
     assert "without 10 of 48 attention heads" in page and "(2, 5), (4, 0), (4, 1)" in page
+
+
+@pytest.mark.parametrize(
+    ("form", "broken", "change"),
+    [
+        ("zeroed", "zero_heads", lambda *_, **__: None),
+        ("zeroed", "zero_heads", lambda block, gone, of: zero_heads(block, gone[1:], of=of)),
+        ("sliced", "slice_heads", lambda block, stay: slice_heads(block, [h - 1 for h in stay])),
+    ],
+)
+def test_an_export_that_keeps_a_head_is_refused_when_it_is_written(
+    biased, form, broken, change, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(f"seecause.background._export.{broken}", change)
+    with pytest.raises(EditLost, match=r"'export'.*a known edit should move.*torch"):
+        export(biased, [(1, 0), (1, 1)], tmp_path, form=form)
+    with pytest.raises(DataMissing):
+        sc.load(str(tmp_path))
+
+
+def test_weights_that_change_on_the_way_to_the_disk_are_refused(biased, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "seecause.background._export.save",
+        lambda state: save({name: value.half().float() for name, value in state.items()}),
+    )
+    module = biased.module.state_dict()
+    assert all(torch.equal(value, value.half().float()) for value in module.values())
+    export(biased, [], tmp_path / "half")  # as the embedded weights are stored: no bit is lost
+    monkeypatch.setattr(
+        "seecause.background._export.save",
+        lambda state: save({name: value.bfloat16().float() for name, value in state.items()}),
+    )
+    with pytest.raises(EditLost, match="weights changed, though no head"):
+        export(biased, [], tmp_path / "less")
+    with pytest.raises(DataMissing):
+        sc.load(str(tmp_path / "less"))
 
 
 def by_its_card(folder, monkeypatch):

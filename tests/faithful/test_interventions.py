@@ -8,9 +8,10 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.errors import BadOption
-from seecause.faithful import Intervention, calibrate, intervene, leave_one_out
-from seecause.faithful.interventions import LeaveOneOut, Trial, _threshold, best_of
+from seecause.errors import BadOption, EditLost
+from seecause.faithful import Intervention, calibrate, evaluate, intervene, leave_one_out
+from seecause.faithful.evaluation import TrainedNetwork
+from seecause.faithful.interventions import LeaveOneOut, Trial, _threshold, best_of, prove
 from seecause.faithful.parts import (
     Assignment,
     Noise,
@@ -19,8 +20,9 @@ from seecause.faithful.parts import (
     select,
     select_without,
 )
+from seecause.faithful.stages import reads_only
 from seecause.metrics.statistics import auroc, group_accuracy
-from tests.faithful.nets import random_images, tiny_net
+from tests.faithful.nets import dinov2_backbone, random_images, timm_backbone, tiny_net
 from tests.reference import ifam as reference
 
 EXACT = {"atol": 1e-10, "rtol": 0}
@@ -234,6 +236,52 @@ def test_training_is_not_intervened_on(stages):
             out = net(images, noise=draws)
         assert torch.equal(out.mask, plain.mask) and torch.equal(out.maps, plain.maps)
         assert torch.equal(out.logits, plain.logits)
+
+
+@pytest.mark.parametrize("backbone", [timm_backbone, dinov2_backbone])
+@pytest.mark.parametrize("options", [{}, {"parts": 1}, {"stages": 1}, {"eval_noise": True}])
+def test_what_is_hidden_or_dropped_has_no_effect_in_any_network(backbone, options):
+    for proof in prove(tiny_net(backbone(), **options)):
+        assert proof.moved > 1e-4 and proof.worst < 1e-10, proof
+
+
+def a_stem_that_mixes_neighbours(net, monkeypatch):
+    """Tokens that read pixels of other patches, as overlapping convolutions do."""
+    stem = net.stage2.tower.native.patch_embed
+    stem.register_forward_hook(lambda _, __, tokens: tokens + 1e-3 * tokens.roll(1, dims=1))
+
+
+def a_mask_that_is_dropped(net, monkeypatch):
+    read = "seecause.faithful.net.reads_only"
+    monkeypatch.setattr(read, lambda visible: reads_only(torch.ones_like(visible)))
+
+
+def a_run_that_sees_nothing(net, monkeypatch):
+    net.stage2.head.weight.detach().zero_()
+
+
+def a_drop_that_is_dropped(net, monkeypatch):
+    monkeypatch.setattr("seecause.faithful.net.select_without", lambda maps, removed: select(maps))
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (a_stem_that_mixes_neighbours, "'hidden patches'.*an empty edit changes"),
+        (a_mask_that_is_dropped, "'hidden patches'"),
+        (a_run_that_sees_nothing, "not hidden have no effect"),
+        (a_drop_that_is_dropped, "'dropped parts'.*should move"),
+    ],
+)
+def test_a_network_that_reads_what_is_hidden_is_refused_when_it_is_used(broken, words, monkeypatch):
+    net = tiny_net()
+    broken(net, monkeypatch)
+    with pytest.raises(EditLost, match=words), intervene(net, drop_parts=[0]):
+        pytest.fail("the block was entered")
+    with pytest.raises(EditLost, match=words):
+        evaluate(TrainedNetwork("broken", net))
+    with pytest.raises(EditLost, match=words):
+        sc.wrap(net)
 
 
 @pytest.mark.parametrize("by", ["distance", "dot"])

@@ -12,8 +12,15 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause import critters
-from seecause.errors import BadOption, NotDefined, UnsupportedModel, ViewMismatch
+from seecause.errors import (
+    BadOption,
+    EditLost,
+    NotDefined,
+    UnsupportedModel,
+    ViewMismatch,
+)
 from seecause.lvlm.prompt_classifier import verify_answers
+from seecause.models.block import columns
 from tests.families.lvlm import photo, tiny_lvlm
 from tests.helpers import hooks
 from tests.lvlm.classifiers import (
@@ -217,6 +224,14 @@ def test_a_fingerprint_knows_what_is_asked_and_heads_that_are_switched_off(tmp_p
     ]
     assert len({pair.query.sequences for pair in pairs}) == 1
     assert len({pair.fingerprint() for pair in pairs}) == 3
+
+
+def test_an_export_that_keeps_a_head_is_refused_when_it_is_written(tmp_path, monkeypatch):
+    which = "seecause.lvlm.prompt_classifier.columns"
+    monkeypatch.setattr(which, lambda heads, width: columns([h ^ 1 for h in heads], width))
+    with pytest.raises(EditLost, match="'export'"):
+        asked("llava").export([(0, 1)], tmp_path)
+    assert not list(tmp_path.glob("*.safetensors"))
 
 
 def test_an_exported_model_says_how_it_was_asked(tmp_path):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,8 +13,8 @@ import transformers
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.errors import BadInput, BadOption, UnsupportedModel
-from seecause.lvlm import AnswerEngine, edited_heads, make_bank, wrap
+from seecause.errors import BadInput, BadOption, EditLost, UnsupportedModel
+from seecause.lvlm import AnswerEngine, edit, edited_heads, make_bank, wrap
 from seecause.models.decoder import restrict
 from tests.families.lvlm import FAMILIES, PREFIX_FAMILIES, photo, tiny_lvlm
 from tests.lvlm.scenes import QUESTION, TOKEN, scene
@@ -61,24 +64,121 @@ def test_blind_heads_speak_as_the_engine_says(family):
     assert float((plain[0] - logits[0]).abs().max()) > 1e-4
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
-def test_an_edit_moves_what_generate_says_by_what_the_engine_computes(family):
-    here = scene(family)
-    prompt = here.engine.prompt
-    expected = here.engine.adjusted(torch.cat([seeing(HEADS), torch.ones(1, 16)]))
+@pytest.mark.parametrize("family", [*FAMILIES, *PREFIX_FAMILIES])
+def test_edits_prove_through_generate_that_they_do_what_the_engine_computes(family):
+    lvlm = scene(family).lvlm
+    lvlm.forget()
+    (proof,) = edit.proofs(lvlm)
+    assert proof.moved > 1e-3 and proof.worst < 1e-10, proof
 
-    def adjusted(heads):
-        with edited_heads(here.lvlm, heads, blind=here.bank):
-            logits = spoken(here.lvlm, prompt)[1]
-        return logits, logits[0, TOKEN] - logits[0].mean()
 
-    plain = spoken(here.lvlm, prompt)[1]
-    nothing, full = adjusted([])
-    _, some = adjusted(HEADS)
-    assert torch.equal(nothing, plain)
-    assert_close(some - full, expected[0] - expected[1], atol=1e-10, rtol=0)
-    assert abs(float(some - full)) > 1e-4
+def features_are_text(lvlm, monkeypatch):
+    """What was read before releases of transformers that encode images first were known."""
+
+    def begin(self, inputs):
+        pixels = inputs.get("pixel_values") is not None
+        length = inputs["input_ids"].shape[1]
+        self.now = self._prompted(inputs) if pixels else edit._Sequence(length)
+
+    monkeypatch.setattr(edit._Edit, "begin", begin)
+
+
+def attention_of_its_own(lvlm, monkeypatch, *, asks=False):
+    """A class that does not ask the registry of attention functions, or drops what it gives."""
+
+    class Own(type(lvlm.blocks[0].native.self_attn)):
+        def forward(self, *args, **given):
+            if asks:
+                super().forward(*args, **given | {"past_key_values": None})
+            registered, self.config = self.config, copy.copy(self.config)
+            self.config._attn_implementation = "sdpa"
+            try:
+                return super().forward(*args, **given)
+            finally:
+                self.config = registered
+
+    for block in lvlm.blocks:
+        monkeypatch.setattr(block.native.self_attn, "__class__", Own)
+
+
+def attention_that_drops_what_it_asked_for(lvlm, monkeypatch):
+    attention_of_its_own(lvlm, monkeypatch, asks=True)
+
+
+def a_hook_that_never_fires(lvlm, monkeypatch):
+    handle = SimpleNamespace(remove=lambda: None)
+    monkeypatch.setattr(lvlm.module, "register_forward_pre_hook", lambda *_, **__: handle)
+
+
+def an_end_that_nobody_hears(lvlm, monkeypatch):
+    handle = SimpleNamespace(remove=lambda: None)
+    monkeypatch.setattr(lvlm.module, "register_forward_hook", lambda *_, **__: handle)
+
+
+def the_next_head(lvlm, monkeypatch):
+    change = edit._Edit.change
+
+    def shifted(self, *given):
+        return change(replace(self, heads=self.heads.roll(1, 1)), *given)
+
+    monkeypatch.setattr(edit._Edit, "change", shifted)
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        pytest.param(
+            features_are_text,
+            "should move",
+            marks=pytest.mark.skipif(
+                "mm_encoder_outputs" not in inspect.signature(
+                    transformers.LlavaForConditionalGeneration.forward
+                ).parameters,
+                reason="this release passes pixels",
+            ),
+        ),
+        (attention_of_its_own, "attended without"),
+        (attention_that_drops_what_it_asked_for, "should move"),
+        (a_hook_that_never_fires, "decoder alone"),
+        (an_end_that_nobody_hears, "hook behind"),
+        (the_next_head, "should move"),
+    ],
+)  # fmt: skip
+def test_an_edit_that_does_not_reach_generate_is_refused_when_it_is_used(
+    broken, words, monkeypatch
+):
+    native = tiny_lvlm("llava")
+    lvlm = wrap(native.module, native.processor, check=False)
+    before = lvlm.decoder.native.config._attn_implementation
+    bank, other = make_bank(lvlm, [photo(native.size, 1)]), photo(native.size, 9)
+    broken(lvlm, monkeypatch)
+    for given in ({"blind": bank}, {"redirect": other}):
+        lost = pytest.raises(EditLost, match=f"{words}.*transformers {transformers.__version__}")
+        with lost, edited_heads(lvlm, [(0, 1)], **given):
+            pytest.fail("the block was entered")
+    assert not lvlm.memo.get("proofs") and not lvlm.module._forward_pre_hooks
+    assert lvlm.decoder.native.config._attn_implementation == before
+
+
+def test_an_edit_is_proven_once_for_the_same_weights_and_attention(monkeypatch):
+    native = tiny_lvlm("llava")
+    lvlm, proven = wrap(native.module, native.processor, check=False), []
+    proof = edit._proof
+    monkeypatch.setattr(edit, "_proof", lambda *given: proven.append(1) or proof(*given))
+
+    def edits():
+        bank, image = make_bank(lvlm, [photo(native.size, 1)]), photo(native.size)
+        unseen = replace(bank, images=())
+        for given in ({"blind": bank}, {"redirect": image}, {"blind": unseen, "image": image}):
+            with edited_heads(lvlm, HEADS, **given):
+                lvlm.next_logits(lvlm.prompt(photo(native.size), QUESTION))
+        return len(proven)
+
+    assert edits() == edits() == 1
+    native.module.lm_head.weight.mul_(2)
+    assert edits() == 2
+    native.module.set_attn_implementation({"text_config": "eager"})
+    assert edits() == 3
 
 
 @torch.no_grad()
@@ -102,7 +202,7 @@ def test_an_edit_that_did_not_run_is_an_error():
                 module(**text, mm_encoder_outputs={"image": features})
         # as a library that does not ask the registry of attention functions would
         module.set_attn_implementation({"text_config": "sdpa"})
-        with pytest.raises(UnsupportedModel, match=rf"{version}.*layers \[0, 1, 3\]"):
+        with pytest.raises(EditLost, match=rf"layers \[0, 1, 3\].*{version}"):
             module(**inputs)
 
 

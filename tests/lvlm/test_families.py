@@ -49,6 +49,8 @@ def test_view_masks_and_edits_equal_the_native_model(family):
     blind = [divmod(i, 4) for i in (~heads[1]).nonzero()[:, 0].tolist()]
     with edited_heads(lvlm, blind, blind=bank), torch.no_grad():
         native = bare.module(**inputs, use_cache=True).logits[0, -1]
+    (proof,) = lvlm.memo["proofs"].values()  # made inside of that forward, through generate
+    assert proof.moved > 1e-3 and proof.worst < 1e-10
     own = engine.adjusted(heads[1:])[0]
     assert_close(native[TOKEN] - native.mean(), own, atol=1e-10, rtol=0)
 

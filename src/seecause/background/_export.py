@@ -11,9 +11,9 @@ its columns of W_O, or its rows of W_V and b_V (CIGMA, sections 1.7 and 1.8):
              `sc.load(folder)` loads it. At the usual sizes this saves little (16 of a ViT-B/16's
              144 heads are 4 % of its arithmetic): the purpose is a model without the heads
 
-Both compute what the ablated model computes. A README names the removed heads and how to load the
-model; `seecause.json` holds the same for programs. A module with its own view and a method
-`save` (iFAM) is saved by that.
+Both compute what the ablated model computes: the written model is loaded again and compared. A
+README names the removed heads and how to load the model; `seecause.json` holds the same for
+programs. A module with its own view and a method `save` (iFAM) is saved by that.
 """
 
 from __future__ import annotations
@@ -30,9 +30,21 @@ from torch import nn
 
 from seecause import __version__
 from seecause.background.heads import Head, checked_heads
+from seecause.engine.canary import prove_export
 from seecause.errors import BadOption, NotDefined, UnsupportedModel
 from seecause.files import write_atomic, write_json
-from seecause.loading import CARD, HEAD, PLAIN, SLICED, need_own_classes, rewrap
+from seecause.loading import (
+    BUILDERS,
+    CARD,
+    HEAD,
+    PLAIN,
+    SLICED,
+    fill,
+    load,
+    need_own_classes,
+    read_checkpoint,
+    rewrap,
+)
 from seecause.models.block import ZEROED, slice_heads, zero_heads
 from seecause.models.parts import CosineHead, UnitLinear
 from seecause.models.preprocess import Preprocess
@@ -142,6 +154,9 @@ def export(
     Returns:
         The folder.
 
+    Raises:
+        EditLost: If what was written does not compute what the ablated model computes.
+
     Example:
         >>> import tempfile
         >>> import seecause as sc
@@ -196,7 +211,22 @@ def export(
     if head is not None:
         more.insert(0, "`head.safetensors` holds the classifier, which the library's model lacks.")
     write_atomic(folder / "README.md", readme(card, note, how=_how(card), more=more))
+    del edited  # one copy at a time
+    if not _writes_itself(model) or origin["class"] in BUILDERS:  # else nobody here can read it
+        prove_export(model, heads, folder, lambda: _reloaded(model, folder, origin))
     return folder
+
+
+def _reloaded(model: VisionModel, folder: Path, origin: Mapping[str, Any]) -> VisionModel:
+    """A view of what was written; weights whose module nobody can build are read into a copy."""
+    if origin:
+        words = {name: model.texts[name] for name in ("tokenizer",) if name in model.texts}
+        view = load(folder, device=model.device, dtype=model.dtype, check=False, **words)
+        assert isinstance(view, VisionModel)
+        return view
+    module = copy.deepcopy(model.module)
+    fill(module, read_checkpoint(folder / PLAIN), str(folder))
+    return rewrap(model, module, check=False)
 
 
 def check_place(folder: Path, *cards: str) -> None:

@@ -12,6 +12,7 @@ from seecause.cli.shared import ModelName, Printing, Reading, print_table
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
+    from seecause.lvlm import LVLM
     from seecause.models.base import ImageModel
 
 EXTRAS = {  # optional groups of pyproject.toml -> a module of each
@@ -38,16 +39,21 @@ def doctor(
     """Compare a model's view with the native model and print the results; without --model, print
     the environment.
 
-    Four probes compare the view with the native model: logits, every block's output, attention to
-    recorded keys, and which pixels feed which token.
+    Probes compare the view with the native model: logits, every block's output, attention to
+    recorded keys, and which pixels feed which token. Proofs compare known edits of the native model
+    with what is computed for them: how far they move its output, and the error of that.
 
-    For example: seecause doctor --model timm:deit3_small_patch16_224 --list-classes
+    For example:
+
+    seecause doctor --model timm:deit3_small_patch16_224 --list-classes
+
+    seecause doctor --model builtin:critters-llava
 
     Args:
         list_classes: Also list the class names.
     """
     if model:
-        opened = reading.load(model, check=False, quiet=output.quiet)
+        opened = _opened(model, reading, output.quiet, classes=list_classes)
         facts = checkup(opened)
         if list_classes:
             indices = range(opened.n_classes)
@@ -57,8 +63,30 @@ def doctor(
     else:
         facts = environment()
     for title, rows in {} if output.silent else facts.items():
-        print_table(["", ""], [[name, str(fact)] for name, fact in rows.items()], title=title)
+        checks = title == "verified"
+        titles = ["check", "moved", "error", "compared"] if checks else ["", ""]
+        cells = [[name, *(fact.values() if checks else [fact])] for name, fact in rows.items()]
+        print_table(titles, [[_cell(cell) for cell in row] for row in cells], title=title)
     return output.finish(facts)
+
+
+def _opened(model: str, reading: Reading, quiet: bool, *, classes: bool) -> Any:
+    """A view that is not checked yet: of a classifier, or of a vision-language model, which has no
+    classes."""
+    from seecause.loading import LanguageModel
+
+    try:
+        return reading.load(model, check=False, quiet=quiet)
+    except LanguageModel:
+        if classes:
+            raise
+        from seecause.cli.lvlm import load_lvlm
+
+        return load_lvlm(model, reading.device, reading.dtype, check=False)
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.1e}" if isinstance(value, float) else str(value)
 
 
 def environment() -> dict[str, dict[str, Any]]:
@@ -80,14 +108,26 @@ def environment() -> dict[str, dict[str, Any]]:
     return {"versions": library_versions(), "devices": devices, "extras": extras}
 
 
-def checkup(model: ImageModel) -> dict[str, dict[str, Any]]:
-    """The verified wrap, and what a user may want to know before trusting a map; refuses a view
-    that does not match."""
+def checkup(model: ImageModel | LVLM) -> dict[str, dict[str, Any]]:
+    """The checks of `sc.doctor`, and what a user may want to know before trusting a map; refuses a
+    model that fails one."""
+    import seecause as sc
     from seecause.attribution.registry import methods
-    from seecause.engine.verify import verify
+    from seecause.lvlm import LVLM
     from seecause.models.staged import StagedModel
     from seecause.models.view import VisionModel
 
+    verified = {row.pop("name"): row for row in sc.doctor(model).rows()}
+    about = {
+        "family": model.family,
+        "fingerprint": model.fingerprint(),
+        "parameters": sum(p.numel() for p in model.module.parameters()),
+        "device": str(model.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
+    }
+    if isinstance(model, LVLM):
+        parts = {"blocks": model.n_layers, "heads": model.n_heads}
+        return {"verified": verified, "model": {"name": model.name, **about}, "inside": parts}
     (rows, columns), (high, wide) = model.layout.grid, model.patch
     inside: dict[str, Any] = {"grid": f"{rows} x {columns} patches of {high} x {wide} pixels"}
     if isinstance(model, VisionModel):
@@ -102,20 +142,13 @@ def checkup(model: ImageModel) -> dict[str, dict[str, Any]]:
     elif isinstance(model, StagedModel):
         inside["stages"] = ", ".join(stage.name for stage in model.stages)
     return {
-        "verified": {
-            probe.name: f"worst relative difference {probe.worst:.1e} of {probe.compared}"
-            for probe in verify(model)
-        },
+        "verified": verified,
         "model": {
             "name": model.name + (" (RANDOM weights)" if model.random_weights else ""),
-            "family": model.family,
-            "fingerprint": model.fingerprint(),
-            "parameters": sum(p.numel() for p in model.module.parameters()),
+            **about,
             "readout": model.readout_name,
             "classes": model.n_classes,
             "probability": "sigmoid" if model.sigmoid else "softmax",
-            "device": str(model.device),
-            "dtype": str(model.dtype).removeprefix("torch."),
         },
         "preprocessing": {
             "images": model.preprocess.geometry(),

@@ -336,12 +336,14 @@ def bank(
     return output.finish(facts, [f"bank: {out} ({result!r})"])
 
 
-def load_lvlm(name: str, device: Any, dtype: str | None, trust: bool = False) -> LVLM:
-    """Load and verify a vision-language model."""
+def load_lvlm(
+    name: str, device: Any, dtype: str | None, trust: bool = False, *, check: bool = True
+) -> LVLM:
+    """Load a vision-language model; `check` verifies its view."""
     from seecause.lvlm import load
 
     only_downloads_have_bars()
     picked = pick_device(device) if device in ("auto", "cuda") else device
     default = "float32" if picked == "cpu" else None  # half precision is slow on a CPU
     dtype = default if dtype is None else dtype
-    return load(name, device=picked, dtype=dtype, trust_remote_code=trust)
+    return load(name, device=picked, dtype=dtype, trust_remote_code=trust, check=check)

@@ -17,32 +17,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from seecause.engine.verify import random_images, tolerance_of
+from seecause.engine.verify import Probe, random_images, tolerance_of
 from seecause.errors import EditLost, UnsupportedModel
 from seecause.models.base import ImageModel, library_versions
 from seecause.models.block import columns, find_attention, find_output
 from seecause.models.view import VisionModel
 
+SINGLE = 1e-5  # native parts that compute in float32 whatever the model's dtype is
+
 
 @dataclass(frozen=True)
-class Proof:
-    """One passed check: how far the known edit moved the output, and how far that is from what the
-    engine computes, both relative to the largest output."""
+class Proof(Probe):
+    """A passed check of a known edit: also how far it moved the output, relative to the largest."""
 
-    name: str
-    moved: float
-    error: float
-    compared: str
+    moved: float = 0.0
 
 
-def once(model: Any, kind: str, check: Callable[[], Proof]) -> Proof:
+def once(model: Any, kind: str | None, check: Callable[[], Proof]) -> Proof:
     """The proof of one kind of edit, made on its first use."""
-    proofs: dict[str, Proof] = model.memo.setdefault("proofs", {})
+    proofs: dict[str | None, Proof] = model.memo.setdefault("proofs", {})
     if kind not in proofs:
         proofs[kind] = check()
     return proofs[kind]
@@ -56,10 +55,18 @@ def same_bits(name: str, part: str, empty: Tensor, plain: Tensor) -> None:
 
 
 def as_computed(
-    name: str, part: str, plain: Tensor, edited: Tensor, expected: Tensor, compared: str
+    name: str,
+    part: str,
+    plain: Tensor,
+    edited: Tensor,
+    expected: Tensor,
+    compared: str,
+    *,
+    near: float = 0.0,
 ) -> Proof:
-    """Raises if a known edit of `plain` does not have the effect that the engine computes."""
-    near = tolerance_of(plain.dtype)
+    """Raises if a known edit of `plain` does not have the effect that the engine computes, within
+    the tolerance of its dtype, or `near` if that is larger."""
+    near = max(near, tolerance_of(plain.dtype))
     plain, edited, expected = plain.double(), edited.double(), expected.double()
     size = float(plain.abs().max().clamp_min(1e-12))
     away, moved, error = (
@@ -72,7 +79,7 @@ def as_computed(
             f" {moved:.2g}, and ends {error:.2g} off"
         )
         raise EditLost(name, part, reason, used_versions())
-    return Proof(name, moved, error, compared)
+    return Proof(name, error, compared, moved)
 
 
 def used_versions() -> str:
@@ -81,7 +88,7 @@ def used_versions() -> str:
     return ", ".join(f"{name} {versions[name]}" for name in ("torch", "timm", "transformers"))
 
 
-def some_heads(model: VisionModel) -> list[tuple[int, int]]:
+def some_heads(model: Any) -> list[tuple[int, int]]:
     """Half of the heads of every block, drawn with a fixed seed: never all, never a shift of the
     others."""
     generator = torch.Generator().manual_seed(0)
@@ -92,7 +99,7 @@ def some_heads(model: VisionModel) -> list[tuple[int, int]]:
     return chosen
 
 
-def gates_of(model: VisionModel, heads: Iterable[tuple[int, int]]) -> Tensor:
+def gates_of(model: Any, heads: Iterable[tuple[int, int]]) -> Tensor:
     gates = torch.ones(model.n_layers, model.n_heads)
     for layer, head in heads:
         gates[layer, head] = 0
@@ -135,7 +142,7 @@ def prove_gates(model: VisionModel) -> Proof:
                 with without_columns(model, heads):
                     expected = model(images) if model.merged else model.native(images)
             except UnsupportedModel as refusal:  # no linear projection to compare with
-                return Proof("gates", 0.0, 0.0, f"not compared: {refusal}")
+                return Proof("gates", 0.0, f"not compared: {refusal}")
     finally:
         model.gates = own
     seen = f"{len(heads)} heads removed, against zeroed weights in the native model"
@@ -157,6 +164,40 @@ def prove_patch(model: VisionModel) -> Proof:
         expected = model.native(there) if native else model(there)
     seen = f"all states of block {layer} from another image, against a native run of that image"
     return as_computed("patch", model.family, plain, edited, expected, seen)
+
+
+@torch.no_grad()
+def prove_export(
+    model: VisionModel,
+    heads: Iterable[tuple[int, int]],
+    folder: Path,
+    reload: Callable[[], VisionModel],
+) -> Proof:
+    """What was written to `folder` against gates on the `heads` that it lacks. Where it differs,
+    its weights are deleted."""
+    images, gone = random_images(model)[:1], list(heads)
+    with model.eval_mode():
+        plain = model(images)
+        with model.gated(gates_of(model, gone)):
+            expected = model(images)
+    compared = f"{len(gone)} heads removed in what was written, against gates"
+    try:
+        loaded = reload()
+        with loaded.eval_mode():
+            own = model.module.state_dict()
+            if not gone and not all(
+                torch.equal(own[name], value) for name, value in loaded.module.state_dict().items()
+            ):
+                reason = "weights changed, though no head was removed"
+                raise EditLost("export", str(folder), reason, used_versions())
+            asked = loaded.architecture == "prompt"  # a native run for each class name
+            edited = loaded(images) if asked else loaded.native(images)
+        given = (plain, edited, expected, compared)
+        return as_computed("export", str(folder), *given, near=SINGLE)
+    except Exception:
+        for file in [*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")]:
+            file.unlink()
+        raise
 
 
 def proofs(model: ImageModel) -> list[Proof]:

@@ -118,19 +118,17 @@ def _native_run(
     model: ImageModel, images: Tensor, what: str, modules: Sequence[nn.Module]
 ) -> tuple[Tensor, list[Tensor]]:
     """The native logits, and the outputs of blocks or stages on the way to them."""
-    with listening(modules) as outputs:
+    with listening(modules, what) as outputs:
         native = model.native(images)
     model.memo["n_classes"] = native.shape[-1]
     need_finite(native)
-    if len(outputs) != len(modules):
-        called = f"{len(outputs)} of {len(modules)} {what} were called"
-        raise ViewMismatch(what, "the native run", called)
     return native, outputs
 
 
 @contextmanager
-def listening(modules: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """Collect the outputs of native blocks during one run; no hook is left behind."""
+def listening(modules: Sequence[nn.Module], what: str = "blocks") -> Iterator[list[Tensor]]:
+    """Collect the outputs of native blocks during one run, in which each is called once; no hook is
+    left behind."""
     seen: list[Tensor] = []
 
     def hook(module: nn.Module, args: object, output: Any) -> None:
@@ -142,6 +140,9 @@ def listening(modules: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
     finally:
         for handle in handles:
             handle.remove()
+    if len(seen) != len(modules):
+        called = f"{len(seen)} of {len(modules)} {what} were called"
+        raise ViewMismatch(what, "the native run", called)
 
 
 def need_finite(native: Tensor, probe: str = "logits", where: str = "the native model") -> None:

@@ -43,6 +43,7 @@ from seecause.faithful.interventions import (
     calibrate,
     evaluating,
     intervene,
+    prove,
     try_interventions,
 )
 from seecause.faithful.net import IFAM, By, IFAMOutput, Intervention
@@ -389,6 +390,7 @@ def evaluate(
         >>> result.images, result.plain["average"]
         (16, 1.0)
     """
+    prove(network.net)
     images = network.images("test", limit) if data is None else open_data(data, limit=limit)
     matched = match_classes(network.net, images)
     reading: dict[str, Any] = {"batch": batch, "workers": workers}

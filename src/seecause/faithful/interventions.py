@@ -9,6 +9,9 @@
 With PDiscoFormer (`stages=1`) a dropped part has no vote, and an untrusted token is
 background in the maps. `by="dot"` reproduces the released code, which compares dot products and may
 move a token to another part instead.
+
+Before a network is viewed, changed or evaluated for the first time, it proves that stage 2 reads
+nothing of hidden patches, and that a dropped part is one whose patches are hidden.
 """
 
 from __future__ import annotations
@@ -17,17 +20,19 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from seecause.errors import BadOption
+from seecause.engine.canary import Proof, as_computed, once, same_bits, used_versions
+from seecause.errors import BadOption, EditLost
 from seecause.faithful.net import IFAM, By, Intervention, Thresholds
 from seecause.faithful.parts import mean_vote, select_without
 from seecause.metrics.statistics import auroc, group_accuracy
-from seecause.models.base import ImageModel
+from seecause.models.base import ImageModel, eval_mode
 from seecause.options import Share, checked
 
 log = logging.getLogger(__name__)
@@ -132,6 +137,7 @@ def intervene(
         known = ", ".join(f"{q} by {what}" for q, what in sorted(net.thresholds)) or "none"
         call = f"call calibrate(net, training_images, {quantile}, by={by!r})"
         raise BadOption("quantile", quantile, f"a calibrated quantile (known: {known}); {call}")
+    prove(net)
     with _applied(net, Intervention(dropped, quantile, by)):
         yield net
 
@@ -157,6 +163,63 @@ def _apply(net: IFAM, intervention: Intervention) -> None:
     dropped = [part in intervention.drop_parts for part in range(net.parts)]
     net.removed.copy_(torch.tensor(dropped))
     net.limits.copy_(torch.tensor(limits, dtype=torch.float64))
+
+
+def prove(net: IFAM) -> list[Proof]:
+    """The proofs that what is dropped, or hidden from stage 2, has no effect. The soft mask of an
+    ablation hides nothing."""
+    if net.options.gradient == "soft":
+        return []
+    found = [once(net.graphs, "dropped parts", partial(_prove, net, _dropped))]
+    if net.stage2 is not None:
+        found.append(once(net.graphs, "hidden patches", partial(_prove, net, _hidden)))
+    return found
+
+
+@torch.no_grad()
+def _prove(net: IFAM, check: Callable[[IFAM, str, Tensor], Proof]) -> Proof:
+    parts, generator = net.stage1.tower.parts, torch.Generator().manual_seed(0)
+    size = parts.size or [4 * side for side in parts.patch]
+    noise = torch.randn(2, 3, *size, generator=generator).to(net.stage1.prototypes)
+    with eval_mode([net], net.device), _applied(net, Intervention()):
+        return check(net, f"iFAM on {parts.family}", noise)
+
+
+def _dropped(net: IFAM, name: str, noise: Tensor) -> Proof:
+    """The largest part dropped, against a mask without its patches, or a mean without its vote."""
+    noise = noise[:1]
+    out = net(noise)
+    winner = out.maps.argmax(dim=1)  # [1, gh, gw]
+    part = int(winner.flatten().bincount(minlength=net.parts + 1)[:-1].argmax())
+    one = torch.arange(net.parts, device=net.device) == part
+    plain, expected = out.logits, mean_vote(out.part_logits, one)
+    if net.stage2 is not None:
+        plain, expected = (
+            net(noise, mask=mask & (winner < net.parts)).logits
+            for mask in (winner == winner, winner != part)
+        )
+    with _applied(net, Intervention((part,))):
+        edited = net(noise).logits
+    compared = f"part {part} dropped, against a run without it"
+    return as_computed("dropped parts", name, plain, edited, expected, compared)
+
+
+def _hidden(net: IFAM, name: str, noise: Tensor) -> Proof:
+    """Other pixels in every second column of patches, which is hidden, and in the rest."""
+    here, there = noise.split(1)
+    rows, columns = net.stage1.tower.layout(here).grid
+    mask = (torch.arange(columns, device=here.device) % 2 == 0).expand(1, rows, columns)
+    pixels = mask[0, 0].repeat_interleave(net.stage1.tower.parts.patch[1])
+    images = here, here.where(pixels, there), there.where(pixels, here)
+    for packed in (False, None):
+        plain, hidden, shown = (net(each, mask=mask, packed=packed).logits for each in images)
+        same_bits("hidden patches", name, hidden, plain)
+    if torch.equal(shown, plain):
+        reason = "patches that are not hidden have no effect either"
+        raise EditLost("hidden patches", name, reason, used_versions())
+    compared = f"other pixels in {int((~mask).sum())} hidden patches, and in the others"
+    expected = net(images[2], mask=mask, packed=False).logits
+    return as_computed("hidden patches", name, plain, shown, expected, compared)
 
 
 @dataclass(frozen=True, eq=False)

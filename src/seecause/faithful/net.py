@@ -391,7 +391,11 @@ class IFAM(nn.Module):
 
     def view_parts(self) -> Parts:
         """How `sc.wrap` splits this module, which must be in eval mode."""
-        return one_stage_parts(self) if self.stage2 is None else two_stage_parts(self)
+        from seecause.faithful.interventions import prove
+
+        parts = one_stage_parts(self) if self.stage2 is None else two_stage_parts(self)
+        prove(self)
+        return parts
 
     def noise_for(self, images: Tensor, noise: Noise | None = None) -> Noise | None:
         """The noise of a run on these images: the given one, or what this mode draws itself."""

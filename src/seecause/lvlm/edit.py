@@ -12,6 +12,10 @@ redirect   keys and values of another image: what does the model say if these he
 
 The edit is registered with transformers' `AttentionInterface`, for this model only and until the
 block ends. The weights stay as they are.
+
+A release of the library may take another path than the edited one. So the first edit of a model
+proves through its own `generate` that no heads change nothing, bit for bit, and that half of all
+heads move the next word's logits to where `MaskedRows` computes them.
 """
 
 from __future__ import annotations
@@ -19,9 +23,9 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,14 +34,26 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from seecause.errors import BadInput, BadOption, UnsupportedModel
-from seecause.lvlm.bank import QUESTION, MeanBank, with_words_of
-from seecause.lvlm.cache import KeyValue, run_prefix
-from seecause.lvlm.model import LVLM, Head
+from seecause.engine.canary import (
+    Proof,
+    as_computed,
+    gates_of,
+    once,
+    same_bits,
+    some_heads,
+    used_versions,
+)
+from seecause.engine.verify import tolerance_of
+from seecause.errors import BadInput, BadOption, EditLost
+from seecause.lvlm.bank import QUESTION, MeanBank, bank_of_prompts, with_words_of
+from seecause.lvlm.cache import KeyValue
+from seecause.lvlm.engine import MaskedRows
+from seecause.lvlm.model import LVLM, SIDE, Head, noise_image
 from seecause.lvlm.prompt import Prompt, read
 from seecause.models.block import At
 
 ATTENTION = "seecause_edited"  # in transformers' registry
+NAME = "edited heads"
 FEATURES, ENCODER = "mm_encoder_outputs", "get_image_features"
 # what `generate` gives a forward beside the processor's inputs
 _RUNNING = (
@@ -65,21 +81,29 @@ class _Edit:
     lvlm: LVLM
     heads: Tensor  # [L, H] bool
     native: Any  # the attention function that was there before
+    before: str | None  # and its name
     blind: MeanBank | None
     redirect: Image.Image | None
     image: Image.Image | None  # the image that is asked about, where it is known
+    size: tuple[int, int] | None  # its height and width
     now: _Sequence | None = None  # what the forward that runs is about
     caches: WeakKeyDictionary[Any, _Sequence] = field(default_factory=WeakKeyDictionary)
+    trial: bool = False  # made to prove that edits reach the model
     reading: bool = False  # the edit itself runs the model
     # features of an image that the native model has made, and the inputs that it made them of
     encoded: tuple[Any, Mapping[str, Any]] = (None, MappingProxyType({}))
     ran: set[int] = field(default_factory=set)  # edited layers whose attention was changed
     met: bool = False  # whether a prompt with an image came
 
+    def lost(self, reason: str) -> EditLost:
+        return EditLost(NAME, self.lvlm.family, reason, used_versions())
+
     def begin(self, inputs: Mapping[str, Any]) -> None:
         """Find out what a native forward is about: a prompt, or what follows one."""
         ids, past = inputs.get("input_ids"), inputs.get("past_key_values")
         self.ran.clear()
+        if self.now is not None:
+            raise self.lost("the hook behind the last forward never ran")
         if ids is None:
             raise BadInput(
                 "embeddings without token ids",
@@ -141,11 +165,12 @@ class _Edit:
         self.reading = self.met = True
         try:
             native = {n: v for n, v in inputs.items() if n not in _RUNNING and v is not None}
-            shown = self.image or self.redirect  # which have one size
-            size = None if shown is None else (shown.height, shown.width)
-            prompt = read(self.lvlm, self.lvlm.send(native), size=size)
-            other = self._seen_instead(prompt)
-            own = self._image_keys(prompt, prompt) if prompt.read_words else []
+            prompt = read(self.lvlm, self.lvlm.send(native), size=self.size)
+            if not self.trial:
+                prove(self, prompt)
+            other, own = self._rotated(self._seen_instead(prompt), prompt), list[KeyValue]()
+            if prompt.read_words:
+                own = self._rotated(bank_of_prompts(self.lvlm, [prompt]), prompt)
             return _Sequence(len(prompt.ids), prompt.at, prompt.image, other, own)
         finally:
             self.reading = False
@@ -156,46 +181,33 @@ class _Edit:
         missing = set(self.heads.any(dim=1).nonzero()[:, 0].tolist()) - self.ran
         if self.now is not None and self.now.at is not None and out is not None and missing:
             self.now = None
-            raise UnsupportedModel(
-                f"{type(self.lvlm.module).__name__} of {_library()}",
-                f"layers {sorted(missing)} attended without their edit, so that its output would"
-                " be reported as edited and is not",
-            )
+            raise self.lost(f"layers {sorted(missing)} attended without it")
         parts = out.values() if isinstance(out, Mapping) else out if isinstance(out, tuple) else ()
         for part in parts:
             if self.now is not None and hasattr(part, "get_seq_length"):
                 self.caches[part] = self.now
         self.now = None
 
-    def _seen_instead(self, prompt: Prompt) -> list[KeyValue]:
-        """Keys at the prompt's own positions, and values, of what the heads see instead of its
-        image."""
-        lvlm = self.lvlm
+    def _seen_instead(self, prompt: Prompt) -> MeanBank:
+        """What the heads see instead of the prompt's image."""
         if self.blind is not None:
-            keys, values = self.blind.means(lvlm, prompt, self.image)
-            pairs = zip(keys[:, None], values[:, None], strict=True)
-            return self._rotated(pairs, prompt)
+            return self.blind
         assert self.redirect is not None
-        donor = lvlm.prompt(self.redirect, QUESTION)
+        donor = self.lvlm.prompt(self.redirect, QUESTION)
         if donor.tokens != prompt.tokens:
             raise BadInput(
                 f"an image with image tokens {donor.tokens}",
                 f"the model is asked about one with {prompt.tokens}",
                 "give images of one size",
             )
-        return self._image_keys(with_words_of(donor, prompt), prompt)
+        return bank_of_prompts(self.lvlm, [with_words_of(donor, prompt)])
 
-    def _image_keys(self, donor: Prompt, prompt: Prompt) -> list[KeyValue]:
-        """Keys and values of the donor's image tokens, where everybody sees its image."""
-        prefix = run_prefix(self.lvlm.decoder, donor)
-        return self._rotated(
-            ((k[:, :, donor.image], v[:, :, donor.image]) for k, v in prefix), prompt
-        )
-
-    def _rotated(self, pairs: Iterable[KeyValue], prompt: Prompt) -> list[KeyValue]:
+    def _rotated(self, bank: MeanBank, prompt: Prompt) -> list[KeyValue]:
+        """Keys at the prompt's own positions, and values, for each block."""
         blocks: list[Any] = self.lvlm.blocks
+        pairs = bank.means(self.lvlm, prompt, self.image)[:, :, None]
         at = prompt.at.take(prompt.at.index[prompt.image])
-        return [(block.rotate(k, at), v) for block, (k, v) in zip(blocks, pairs, strict=True)]
+        return [(b.rotate(k, at), v) for b, k, v in zip(blocks, *pairs, strict=True)]
 
     def change(self, module: Any, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> Tensor:
         """`out` [B, R, H, dh] with what the edited heads bring to text rows instead."""
@@ -242,14 +254,14 @@ class _Edit:
         return out
 
 
-_EDITS: list[_Edit] = []  # the one that is active
+_EDITS: list[_Edit] = []  # the last is active; one that proves another stands behind it
 
 
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **more: Any
 ) -> tuple[Tensor, None]:
     """For transformers' registry: the native attention, then the edit."""
-    edit = _EDITS[0]
+    edit = _EDITS[-1]
     out = edit.native(module, query, key, value, attention_mask, **more)[0]
     return edit.change(module, query, key, value, out), None
 
@@ -281,7 +293,9 @@ def edited_heads(
 
     Raises:
         BadInput: If no forward inside the block is about an image, or the edit cannot know which.
-        UnsupportedModel: If the model attends without the edit.
+        EditLost: If the edit does not reach the model's `generate`. This is tried on the model's
+            first edit, at once where an image and a processor are at hand, else on the first
+            prompt.
 
     Example:
         >>> import seecause as sc
@@ -303,13 +317,16 @@ def edited_heads(
         mask[layer, head] = True
     before = lvlm.decoder.native.config._attn_implementation
     native = _registered(lvlm.blocks[0].native.self_attn, before)
-    edit = _Edit(lvlm, mask.to(lvlm.device), native, blind, redirect, image)
+    shown = image or redirect  # which have one size
+    size = (shown.height, shown.width) if shown else None
+    edit = _Edit(lvlm, mask.to(lvlm.device), native, before, blind, redirect, image, size)
     with ExitStack() as stack:
-        _watch(lvlm.module, edit, stack)
+        _watch(lvlm.module, stack)
         _EDITS.append(edit)
         stack.callback(_EDITS.clear)
         stack.callback(lvlm.module.set_attn_implementation, {"text_config": before})
         lvlm.module.set_attn_implementation({"text_config": ATTENTION})
+        prove(edit)
         yield lvlm
         if not edit.met:
             raise BadInput(
@@ -320,23 +337,80 @@ def edited_heads(
             )
 
 
-def _watch(module: Any, edit: _Edit, stack: ExitStack) -> None:
-    """Call an edit before and after every forward of the whole model, until the stack ends. Also
-    record which inputs the features of an image are made of, since `generate` may call the encoder
-    by itself and pass only its features on."""
+def prove(edit: _Edit, prompt: Prompt | None = None) -> None:
+    """Prove on the first edit that edits reach the model: by an image that is at hand, else by the
+    `prompt` that arrived."""
+    lvlm, shown = edit.lvlm, edit.image or edit.redirect
+    lvlm.fingerprint()  # drops what was shown of other weights
+    if shown is None and edit.blind is not None and edit.blind.images:
+        shown = edit.blind.images[0]
+    if prompt is not None or (shown is not None and lvlm.processor is not None):
+        once(lvlm, edit.before, lambda: _proof(edit, prompt, shown))
+
+
+@torch.no_grad()
+def _proof(edit: _Edit, prompt: Prompt | None, shown: Any) -> Proof:
+    """An edit of no heads, and one of half of them, through the library's own `generate`; they see
+    the negative of the image."""
+    lvlm, seen = edit.lvlm, gates_of(edit.lvlm, some_heads(edit.lvlm)).bool()
+    trial = replace(edit, trial=True, reading=True, now=None, ran=set(), redirect=None, image=None)
+    _EDITS.append(trial)
+    try:
+        prompt = prompt or lvlm.prompt(shown, QUESTION)
+        negative = {**prompt.inputs, "pixel_values": 1 - prompt.inputs["pixel_values"]}
+        bank = bank_of_prompts(lvlm, [read(lvlm, negative, size=prompt.size)])
+        masked = MaskedRows(lvlm, prompt, None, bank, None, [0])
+        expected = masked.logits(seen.flatten()[None])[0, 0]
+        trial.blind, trial.size = bank, prompt.size
+        lvlm.module.set_attn_implementation({"text_config": edit.before})
+        plain = _next_logits(lvlm, prompt)
+        lvlm.module.set_attn_implementation({"text_config": ATTENTION})
+        trial.reading, trial.heads = False, torch.zeros_like(edit.heads)
+        same_bits(NAME, lvlm.family, _next_logits(lvlm, prompt), plain)
+        trial.heads = ~seen.to(edit.heads.device)
+        edited = _next_logits(lvlm, prompt)
+    except BadInput as refusal:
+        if trial.reading:  # of the image itself, not of a forward that the edit does not recognise
+            raise
+        raise edit.lost(str(refusal).removesuffix(".")) from refusal
+    finally:
+        _EDITS.pop()
+    compared = f"{int((~seen).sum())} heads in generate, against masks of the engine"
+    logits = plain, edited, expected.to(edited)
+    return as_computed(NAME, lvlm.family, *logits, compared, near=tolerance_of(lvlm.dtype))
+
+
+def _next_logits(lvlm: LVLM, prompt: Prompt) -> Tensor:
+    """[V] in float32: what `generate` chooses the next word from."""
+    options = {"return_dict_in_generate": True, "output_logits": True}
+    return lvlm.generate(prompt, 1, **options).logits[0][0]
+
+
+def proofs(lvlm: LVLM) -> list[Proof]:
+    """The proof for `sc.doctor`, by an image of noise."""
+    image = noise_image(SIDE)
+    with edited_heads(lvlm, [], redirect=image):
+        lvlm.next_logits(lvlm.prompt(image, QUESTION))
+    return list(lvlm.memo["proofs"].values())
+
+
+def _watch(module: Any, stack: ExitStack) -> None:
+    """Call the active edit before and after every forward of the whole model, until the stack ends.
+    Also record which inputs the features of an image are made of, since `generate` may call the
+    encoder by itself and pass only its features on."""
     base = getattr(module, "base_model", module)
     native, signature = getattr(base, ENCODER, None), inspect.signature(module.forward)
     rest = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
 
     def begin(_: nn.Module, positional: tuple[Any, ...], given: dict[str, Any]) -> None:
-        if not edit.reading:
+        if not (edit := _EDITS[-1]).reading:
             inputs = signature.bind_partial(*positional, **given).arguments
             for name in rest:
                 inputs |= inputs.pop(name, {})
             edit.begin(inputs)
 
     def end(_: nn.Module, __: tuple[Any, ...], out: Any) -> None:
-        if not edit.reading:
+        if not (edit := _EDITS[-1]).reading:
             edit.end(out)
 
     stack.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
@@ -347,7 +421,7 @@ def _watch(module: Any, edit: _Edit, stack: ExitStack) -> None:
     @functools.wraps(native)
     def encode(*args: Any, **given: Any) -> Any:
         out = native(*args, **given)
-        if not edit.reading:
+        if not (edit := _EDITS[-1]).reading:
             inputs = inspect.signature(native).bind_partial(*args, **given).arguments
             edit.encoded = (out, {n: v for n, v in inputs.items() if n != "kwargs"})
         return out

@@ -185,6 +185,13 @@ class MaskedRows:
         all: each word's logit less the vocabulary's mean, in float32 or float64."""
         return self._answers(self._masks(heads, text, image))
 
+    def logits(
+        self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
+    ) -> Tensor:
+        """[M, W, V]: the logits from which each word is chosen, after the words before it."""
+        masks = self._masks(heads, text, image)
+        return self._answers(masks, lambda h: wide(self.lvlm.decoder.logits(h)))
+
     def _ends(self) -> Tensor:
         """[2, P]: masks in which no head sees the image, and in which all do."""
         return torch.tensor([[False], [True]]).expand(2, self.n_components)

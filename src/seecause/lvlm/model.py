@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from seecause.options import checked
 
 Head = tuple[int, int]  # (layer, head), both from 0
 _SAMPLED = 1024  # minimum number of values of each weight that the fingerprint reads
-_SIDE = (224, 320)  # height and width of the noise image for the verification
+SIDE = (224, 320)  # height and width of the noise image for the verification
 CALIBRATION = 100  # default number of calibration images
 _START = 1 << 30  # index beyond all Critters images used for training or testing
 
@@ -65,7 +65,7 @@ class LVLM:
     name: str
     processor: Any = None
     template: str | None = None
-    _named: tuple[Any, str] | None = None  # state of the weights, and their fingerprint
+    memo: dict[Any, Any] = field(default_factory=dict)  # what was found out about these weights
 
     @property
     def family(self) -> str:
@@ -148,12 +148,16 @@ class LVLM:
     def speak(self, prompt: Prompt, length: int) -> list[int]:
         """The first tokens of the model's own answer, at most `length`, the likeliest each time;
         fewer where it ends before (the end token is left out)."""
-        with decoder.NATIVE_RUN, _plain_generation(self.module):
-            sequence = self.module.generate(**prompt.inputs, max_new_tokens=length)
-        ids = sequence[0, len(prompt.ids) :].tolist()
+        ids = self.generate(prompt, length)[0, len(prompt.ids) :].tolist()
         ends = self.module.generation_config.eos_token_id
         ends = ends if isinstance(ends, list) else [ends]
         return ids[:-1] if ids and ids[-1] in ends else ids
+
+    @torch.no_grad()
+    def generate(self, prompt: Prompt, length: int, **options: Any) -> Any:
+        """What the native `generate` returns of a prompt, the likeliest token each time."""
+        with decoder.NATIVE_RUN, _plain_generation(self.module):
+            return self.module.generate(**prompt.inputs, max_new_tokens=length, **options)
 
     @torch.no_grad()
     def next_logits(self, prompt: Prompt) -> Tensor:
@@ -197,13 +201,19 @@ class LVLM:
         too long to read. Computed anew only when they changed."""
         named = list(self.module.named_parameters())
         state = weights_key([tensor for _, tensor in named])
-        if self._named is None or self._named[0] != state:
+        if self.memo.get("fingerprint", (None,))[0] != state:
             # an odd step samples every head
             sampled = [x.detach().flatten()[:: x.numel() // _SAMPLED | 1] for _, x in named]
             sampled = [values.to(self.device).double() for values in sampled]
             shapes = repr([(name, list(tensor.shape)) for name, tensor in named])
-            self._named = (state, digest(shapes, torch.cat(sampled).cpu().numpy().tobytes()))
-        return self._named[1]
+            self.forget()
+            name = digest(shapes, torch.cat(sampled).cpu().numpy().tobytes())
+            self.memo["fingerprint"] = (state, name)
+        return self.memo["fingerprint"][1]
+
+    def forget(self) -> None:
+        """Drop what was found out about the weights: the fingerprint, and that edits reach them."""
+        self.memo.clear()
 
 
 @contextmanager
@@ -408,9 +418,14 @@ def _noise_prompt(lvlm: LVLM) -> Prompt:
     if lvlm.processor is None:
         expected = "a processor, native `inputs` to verify with, or check=False"
         raise BadOption("processor", None, expected)
-    pixels = np.random.default_rng(0).integers(0, 256, (*_SIDE, 3), dtype=np.uint8)
     answer = [1, 2] if lvlm.decoder.reads_prefix else None
-    return lvlm.prompt(Image.fromarray(pixels), "What is in the picture?", answer)
+    return lvlm.prompt(noise_image(SIDE), "What is in the picture?", answer)
+
+
+def noise_image(size: tuple[int, int], seed: int = 0) -> Image.Image:
+    """Noise of a height and width."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
 
 
 def _verify_blocks(

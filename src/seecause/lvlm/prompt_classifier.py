@@ -39,11 +39,12 @@ from PIL import Image
 from torch import Tensor
 
 from seecause import __version__
+from seecause.engine.canary import prove_export
 from seecause.engine.verify import compare, random_images, tolerance_of
 from seecause.errors import BadInput, BadOption, NotDefined, UnsupportedModel
 from seecause.files import digest, write_atomic, write_json
 from seecause.lvlm import prompt as prompts
-from seecause.lvlm.model import LVLM
+from seecause.lvlm.model import LVLM, load
 from seecause.models.base import Architecture
 from seecause.models.block import (
     At,
@@ -308,7 +309,15 @@ class PromptClassifier(VisionModel):
         origin = f"It came from weights {lvlm.fingerprint()} (seecause {__version__})."
         more = ["The heads are those of its vision tower.", origin]
         write_atomic(folder / "README.md", readme(card, note, how=how, more=more))
+        del state
+        prove_export(self, removed, folder, lambda: self._reloaded(folder))
         return folder
+
+    def _reloaded(self, folder: Path) -> PromptClassifier:
+        where = {"device": self.device, "template": self.lvlm.template}
+        lvlm = load(str(folder), **where, check=False)
+        query = self.query
+        return classifier(lvlm, self.classes, question=query.question, by=query.by, check=False)
 
 
 @checked

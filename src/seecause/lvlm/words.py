@@ -37,7 +37,6 @@ from seecause.lvlm.attribute import (
 from seecause.lvlm.bank import MeanBank
 from seecause.lvlm.engine import MaskedRows
 from seecause.lvlm.model import LVLM, Head
-from seecause.models.block import wide
 from seecause.models.decoder import ImageTokens
 from seecause.options import Count, Seed, checked
 from seecause.results import Result
@@ -83,13 +82,6 @@ class AnswerEngine(MaskedRows):
     def pieces(self) -> tuple[str, ...]:
         """The explained tokens."""
         return self.lvlm.pieces(torch.tensor(self.targets))
-
-    def logits(
-        self, heads: Tensor | None = None, text: Tensor | None = None, image: Tensor | None = None
-    ) -> Tensor:
-        """[M, W, V]: the logits from which each word is chosen, after the words before it."""
-        masks = self._masks(heads, text, image)
-        return self._answers(masks, lambda h: wide(self.lvlm.decoder.logits(h)))
 
     def protocol(self) -> dict[str, Any]:
         return {**super().protocol(), "targets": self.targets}
