@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
@@ -13,8 +12,8 @@ import seecause as sc
 from seecause.engine.verify import verify
 from seecause.errors import EditLost, ViewMismatch
 from seecause.lvlm.model import verify as verify_language
-from seecause.models.block import Block
 from tests.cli.calls import invoke
+from tests.engine.test_canary import DropsGates
 from tests.faithful.nets import tiny_net
 from tests.lvlm.scenes import scene
 
@@ -42,12 +41,6 @@ def test_a_checkup_has_numbers_and_rows():
     assert rows["logits"]["moved"] is None and "logits, moved" not in numbers
     assert "classes" in rows["logits"]["compared"]
     assert list(found.to_pandas().columns) == ["name", "moved", "error", "compared"]
-
-
-@dataclasses.dataclass(eq=False)
-class DropsGates(Block):
-    def close(self, h, carried, gate=None):
-        return super().close(h, carried, None)
 
 
 def test_what_was_shown_before_is_shown_again():
