@@ -43,16 +43,16 @@ def test_an_experiment_is_run_once_and_its_table_written(toy, tmp_path):
     assert (status.done, status.total, heard) == (2, 3, [1, 1, 1]) and not status.complete
     (error,) = status.failed.values()
     assert "Traceback" in error and "it cannot be measured" in error
-    rows = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((tmp_path / "toy" / "table.csv").read_text().splitlines()))
     assert [row["method"] for row in rows] == ["a", "b"] and rows[0]["best"] == "1"
     assert float(rows[1]["difference to a"]) == 0.5
-    record = json.loads((tmp_path / "experiment.json").read_text())
+    record = json.loads((tmp_path / "toy" / "experiment.json").read_text())
     assert record["question"] == "Which?" and record["failed"] == 1
     sc.experiments.run("toy", tmp_path)
     assert CALLS == ["a", "b", "broken", "broken"]
-    assert sc.experiments.read_table(tmp_path).cells["b"]["score"].mean == 2.0
+    assert sc.experiments.read_table(tmp_path, "toy").cells["b"]["score"].mean == 2.0
     assert sc.experiments.run("toy", tmp_path, limit=2).done == 2  # other cells
-    assert sc.experiments.read_table(tmp_path).cells["b"]["score"].mean == 1.0
+    assert sc.experiments.read_table(tmp_path, "toy").cells["b"]["score"].mean == 1.0
 
 
 def test_mistakes_are_refused(toy, tmp_path):
@@ -61,7 +61,7 @@ def test_mistakes_are_refused(toy, tmp_path):
     with pytest.raises(BadOption, match="limit"):
         sc.experiments.run("toy", tmp_path, limit=0)
     with pytest.raises(BadOption, match="folder"):
-        sc.experiments.read_table(tmp_path)
+        sc.experiments.read_table(tmp_path, "toy")
 
 
 def test_rows_are_paired_by_image(toy):
