@@ -41,7 +41,7 @@ def page() -> str:
     lines = ["| name | loads |", "|---|---|"]
     lines += [f"| {name} | `{known['spec']}` |" for name, known in MODELS.items()]
     forms = {form.partition(":")[0]: form for form in datasets()}
-    used = sorted({name for entry in experiments().values() for name in entry.data})
+    used = sorted({n for entry in experiments().values() for n in entry.data if n in forms})
     data = ["| name | layout |", "|---|---|", *(f"| {n} | `{forms[n]}` |" for n in used)]
     return "\n".join([*parts, *lines, "", DATA_INTRO, *data, ""])
 
@@ -58,7 +58,7 @@ def _paper(paper: str) -> str:
         command, models, printed, note = about.get("command", "not built yet"), "", "", ""
         command = command if "seecause" not in command else f"`{command}`"
         if entry is not None:
-            data = "".join(f" --data {word}=PATH" for word in entry.data)
+            data = "".join(f" --data {word}=PATH" for word in entry.data if ":" not in word)
             command, models = f"`seecause reproduce {name}{data}`", ", ".join(entry.models)
             printed = ", ".join(f"{key}={value}" for key, value in entry.printed.items())
             note = f"({notes.setdefault(entry.differs, len(notes) + 1)})" if entry.differs else ""

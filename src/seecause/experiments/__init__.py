@@ -1,10 +1,11 @@
-"""Every table of the papers and of our own evidence, by name.
+"""Every table and figure of the papers, and our own evidence, by name.
 
     sc.experiments.experiments()                       # what there is, and what each asks
-    status = sc.experiments.run("caap", "out/caap")    # out/caap/table.csv; the same call goes on
+    sc.experiments.run("caap/table-1", "out", data={"imagenet-s": PATH})    # out/caap/table-1/
 
-base   the registry, and `run`: cells of an experiment on the runner of `sc.bench`
-caap   Background-Aware Relevance Maps (CAAP): every reading of it, and every other method
+base        the registry, and `run`: cells of an experiment on the runner of `sc.bench`
+caap        patch attribution by activation patching (CAAP), and every other method
+published   a file for each paper: printed values, and what computes each table and figure
 """
 
 import lazy_loader

@@ -52,7 +52,7 @@ def _read(name: str) -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-PAPERS = {name: _read(name) for name in ("caap", "cigma", "hear", "ifam")}
+PAPERS = {name: _read(name) for name in ("caap", "cigma", "hear", "ifam", "critters")}
 MODELS: dict[str, dict[str, str]] = _read("models")  # keywords of `sc.load` by name
 PRINTED: dict[str, dict[str, Any]] = {  # tables and figures: titles, values, what computes them
     f"{paper}/{place}": about
@@ -60,8 +60,11 @@ PRINTED: dict[str, dict[str, Any]] = {  # tables and figures: titles, values, wh
     for place, about in known.items()
     if isinstance(about, dict)
 }
-HOMES = {n: f"seecause.experiments.{n.partition('/')[0]}" for n in PRINTED if "run" in PRINTED[n]}
-HOMES |= dict.fromkeys(("caap", "methods-critters"), "seecause.experiments.caap")
+HOMES = {  # where the function of each is
+    name: f"seecause.experiments.{about.get('file', name.partition('/')[0])}"
+    for name, about in PRINTED.items()
+    if "run" in about
+}
 _registry: Registry[Experiment] = Registry("experiment", group="seecause.experiments", homes=HOMES)
 
 
@@ -79,10 +82,12 @@ class Experiment:
         cells: Keywords of each call, which must be JSON.
         against: The line that others are compared with, by the "image" of rows. None is the first.
         models: Names in `MODELS` that the paper uses.
-        data: Datasets that the paper uses, by the first word of their names.
+        data: Datasets that the paper uses, by the first word of their names, or whole names where
+            nothing has to be downloaded.
         x: A column or keyword that lines go along, as in a figure.
         limit: Images of each dataset.
         figure: How the values are drawn.
+        options: Options that are not the defaults of the function.
         quick: Options, and `models`, `data` or `limit`, of a run in a minute without downloads.
         printed: Options that restore the paper's settings.
         differs: What else differs from the paper.
@@ -103,6 +108,7 @@ class Experiment:
     x: str = ""
     limit: int | None = None
     figure: Drawn = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
     quick: Mapping[str, Any] = field(default_factory=dict)
     printed: Mapping[str, Any] = field(default_factory=dict)
     differs: str = ""
@@ -133,7 +139,7 @@ def experiments() -> dict[str, Experiment]:
     """Return all experiments by name, those of other packages included.
 
     Example:
-        >>> experiments()["caap"].by
+        >>> experiments()["caap/table-1"].by
         'method'
     """
     return _registry.all()
@@ -176,10 +182,11 @@ def setting_of(
     """What one call of `run` computes, with nothing left open: models and data by their names in
     the table, limit, target, and options of the experiment and of its training."""
     small = {**QUICK, **found.quick} if quick else {}
-    given = {**(found.printed if as_printed else {}), **small, **(options or {})}
+    given = {**found.options, **(found.printed if as_printed else {}), **small, **(options or {})}
     own = {name: given.pop(name, None) for name in ("models", "weights", "data", "limit")}
     models, weights = models or own["models"] or found.models, weights or own["weights"] or {}
-    data, target = data or own["data"] or {}, given.pop("target", "label")
+    whole = {spec.partition(":")[0]: spec for spec in found.data if ":" in spec}
+    data, target = data or own["data"] or whole, given.pop("target", "label")
     named = models if isinstance(models, Mapping) else {name: name for name in models}
     if not found.data:
         data = named = weights = {}

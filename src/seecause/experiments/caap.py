@@ -5,9 +5,8 @@ caap/table-1 .. 15     methods by insertion, deletion and localization, in perce
 caap/figure-4 .. 10    blanks, selections, attention (Eq. 6), last layer, curves, radar
 caap/contexts          neutral contexts that the paper does not try: activations, other images
 caap/confounding       what background patches are credited with because of the object elsewhere
-caap                   every reading of CAAP on 512 test images of `clean` (docs/results/caap.md)
-methods-critters       every method on 256 of them, or 64 where a map takes thousands of forward
-                       passes (docs/results/methods-critters.md)
+critters/caap          every reading of CAAP on test images of `clean` (docs/results/caap.md)
+critters/methods       every method on 256 of them (docs/results/methods-critters.md)
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from seecause.background.images import logits_of, read_images
 from seecause.background.last_layer import fine_tune
 from seecause.background.transplant import Versions
 from seecause.data.batch import to_batch
-from seecause.data.dataset import evenly, open_data, path_and_split, sample_labels
+from seecause.data.dataset import open_data, path_and_split, sample_labels
 from seecause.engine.sweep import Sweep, selection, token_sets
 from seecause.engine.trace import Trace, attention_probs, record
 from seecause.errors import NotDefined
-from seecause.experiments.base import PRINTED, Part, Row, experiment, opened_data
+from seecause.experiments.base import HOMES, PRINTED, Part, Row, experiment, opened_data
 from seecause.files import atomic_folder, digest_json
 from seecause.loading import load, wrap
 from seecause.metrics import MetricInputs, measure
@@ -43,111 +42,13 @@ from seecause.metrics.statistics import rank_correlation
 from seecause.models.view import VisionModel
 from seecause.options import Count, Positive, Whole
 
-BATCH = 50
-CURVES = {"order": "patch", "steps": 16}
-VALUES = {
-    "insertion": "higher",
-    "deletion": "lower",
-    "ins-del": "higher",
-    "idsds": "higher",
-    "aupr1": "higher",
-    "aupr0": "higher",
-    "pointing": "higher",
-    "ms": "lower",
-}
-READINGS: dict[str, dict[str, Any]] = {
-    "caap, source": {"tail": "source"},
-    "caap, source, from block 1": {"tail": "source", "layers": [1, None]},
-    "caap, patched": {"tail": "patched"},
-    "caap, blank": {"tail": "blank"},
-    "caap, all": {"tail": "all"},
-    "caap, source, logit": {"tail": "source", "score": "logit"},
-    "caap, patched, from block 1": {"tail": "patched", "layers": [1, None]},
-    "e-caap": {"approx": "e-caap"},
-    "e-caap as printed": {"approx": "e-caap-printed"},
-    "caap, source, delete": {"tail": "source", "direction": "delete"},
-}
-BESIDE = ("simple-insertion", "simple-deletion", "random", "center", "sobel")
-CHEAP = (
-    "caap", "mosaic", "caap+mosaic", "atman", "attcat", "attn-grad", "bt", "center", "gae",
-    "grad-cam", "integrated-gradients", "ixg", "ixg+", "legrad", "libra-ixg+", "mutex", "random",
-    "raw-attention", "rollout", "simple-deletion", "simple-insertion", "smoothgrad", "sobel",
-    "t-attr", "tam", "vit-cx",
-)  # fmt: skip
-EXPENSIVE = ("mda", "rise", "tis")
-
-
-def cell(name: str, method: str, options: dict[str, Any], count: int | None) -> dict[str, Any]:
-    return {"method": name, "asked": {"method": method, **options}, "count": count}
-
-
-@experiment(
-    "caap",
-    question="Which reading of CAAP is right, and how well does it find the object?",
-    cells=[
-        *(cell(name, "caap", options, None) for name, options in READINGS.items()),
-        *(cell(name, name, {}, None) for name in BESIDE),
-    ],
-    by="method",
-    values=VALUES,
-    against="caap, source",
-)
-@experiment(
-    "methods-critters",
-    question="How does every attribution method score on the embedded model?",
-    cells=[
-        *(cell(name, name, {}, 256) for name in CHEAP),
-        *(cell(name, name, {}, 64) for name in EXPENSIVE),
-    ],
-    by="method",
-    values=VALUES,
-    against="caap",
-)
-def scored(
-    *, method: str, asked: dict[str, Any], count: int | None, limit: int | None, device: str
-) -> list[Row]:
-    """Insertion, deletion, single deletions and localization of one method on critters-vit, and
-    milliseconds for a map. `count` images are drawn with seed 0, the same for all methods."""
-    if "layers" in asked:
-        asked = {**asked, "layers": tuple(asked["layers"])}
-    model, data = load("builtin:critters-vit", device=device), open_data("critters:clean:test")
-    rows: list[Row] = []
-    for chunk in torch.tensor(chosen(len(data), count, limit)).split(BATCH):
-        samples = [data[place] for place in chunk.tolist()]
-        batch = to_batch(model, samples)
-        began = time.perf_counter()
-        found = attribute(model, batch.images, batch.labels, **asked)
-        spent = 1000 * (time.perf_counter() - began) / len(samples)
-        maps = found.maps if found.native is None else found.native
-        inputs = MetricInputs(model, batch.images, maps, batch.labels, batch.masks)
-        columns = {
-            **measure("insertion-deletion", inputs, **CURVES),
-            **measure("idsds", inputs),
-            **measure("localization", inputs),
-        }
-        numbers = {name: columns[name].tolist() for name in VALUES if name in columns}
-        for place, sample in enumerate(samples):
-            row = {name: values[place] for name, values in numbers.items()}
-            rows.append({"image": sample.id, **row, "ms": spent})
-    return rows
-
-
-def chosen(total: int, count: int | None, limit: int | None) -> Sequence[int]:
-    """Indices of `count` images, drawn with seed 0; with a limit, evenly spread ones of these."""
-    drawn = list(range(total))
-    if count is not None and count < total:
-        order = torch.randperm(total, generator=torch.Generator().manual_seed(0))
-        drawn = sorted(order[:count].tolist())
-    return evenly(drawn, limit)
-
-
 # ---------------------------------------------------------------- tables and figures of the paper
 
 PRINTED_AS = {
     **{"deletion": "Del", "insertion": "Ins", "ins-del": "Ins-Del"},
-    **{"aupr1": "AUPR_1", "aupr0": "AUPR_0", "pointing": "PG"},
+    **{"aupr1": "AUPR_1", "aupr0": "AUPR_0", "pointing": "PG", "idsds": "IDSDS"},
 }
-LOW = ("Del", "Deletion", "background", "object erased", "carried over")  # lower is better
+LOW = ("ms", "Del", "Deletion", "background", "object erased", "carried over")  # lower is better
 TRAINING = {"pets": "trainval", "food101": "train", "critters": "train"}  # splits to learn from
 Tails = Literal["source", "patched", "blank", "all"] | None
 Steps = Literal["rise", "patch"] | Count
@@ -176,7 +77,8 @@ def explained(
     if method == "caap" and isinstance(view, VisionModel):
         stop = None if cut is None else math.ceil(round(cut * view.n_layers, 1))
         if "approx" in asked:
-            asked |= {"approx": approx, "tail": "source"}
+            given = asked["approx"]
+            asked |= {"approx": approx if given == "e-caap" else given, "tail": "source"}
         asked = {"tail": tail, "layers": (first_layer, stop), **asked}
     images = part.batch.images if images is None else images
     found = attribute(view, images, part.batch.labels, method=method, **asked)
@@ -192,13 +94,14 @@ def listed(part: Part, columns: Mapping[str, Tensor]) -> list[Row]:
     ]
 
 
-def measured(part: Part, maps: Tensor, **curves: Any) -> dict[str, Tensor]:
-    """Insertion, deletion and localization of maps, in percent."""
+def measured(part: Part, maps: Tensor, *, idsds: bool = False, **curves: Any) -> dict[str, Tensor]:
+    """Insertion, deletion and localization of maps, in percent; with `idsds`, single deletions."""
     batch = part.batch
     inputs = MetricInputs(part.view, batch.images, maps, batch.labels, batch.masks)
     columns = measure("insertion-deletion", inputs, **curves)
     if batch.masks is not None:
         columns |= measure("localization", inputs)
+    columns |= measure("idsds", inputs) if idsds else {}
     return {PRINTED_AS[name]: 100 * values for name, values in columns.items()}
 
 
@@ -213,11 +116,16 @@ def scores(
     candidates: Count | None = None,
     steps: Steps = "rise",
     order: Order = "pixel",
+    idsds: bool = False,
 ) -> list[Row]:
-    """The six metrics of the paper for one method, a row for each image."""
+    """The six metrics of the paper for one method, and milliseconds for a map, a row for each
+    image."""
     layers: dict[str, Any] = {"tail": tail, "first_layer": first_layer, "cut": cut}
+    batch, began = part.batch, time.perf_counter()
     maps = explained(part, asked, approx=approx, candidates=candidates, **layers)
-    return listed(part, measured(part, maps, steps=steps, order=order))
+    spent = torch.full((len(batch.images),), time.perf_counter() - began) / len(batch.images)
+    columns = measured(part, maps, idsds=idsds, steps=steps, order=order)
+    return listed(part, columns | {"ms": 1000 * spent})
 
 
 def curves(
@@ -407,9 +315,20 @@ def confounding(part: Part, *, asked: Asked, cut: float | None = None) -> list[R
     return listed(part, values)
 
 
-FIELDS = ("question", "hours", "data", "models", "against", "quick", "differs", "x", "figure")
+FIELDS = (
+    "question",
+    "hours",
+    "data",
+    "models",
+    "against",
+    "quick",
+    "differs",
+    "x",
+    "figure",
+    "options",
+)
 for _name, _about in PRINTED.items():
-    if _name.startswith("caap/") and "run" in _about:
+    if HOMES.get(_name) == __name__:
         _methods = _about.get("methods", ())
         experiment(
             _name,
@@ -420,6 +339,6 @@ for _name, _about in PRINTED.items():
             values={v: "lower" if v in LOW else "higher" for v in _about["values"]},
             printed=_about.get("printed", {}),
             prepare=globals().get(_about.get("prepare", "")),
-            limit=500,
+            limit=_about.get("limit", 500),
             **{name: _about[name] for name in FIELDS if name in _about},
         )(globals()[_about["run"]])
