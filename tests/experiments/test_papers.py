@@ -71,9 +71,8 @@ def test_every_one_runs_without_a_download(name, quick):
     assert {"table.csv", "table.md", "table.tex", "rows.csv"} <= set(
         path.name for path in (quick / name).iterdir()
     )
-    printed = base.setting_of(found, **dict.fromkeys(("data", "models", "weights", "limit")),
-                              quick=True, as_printed=True, options=None)  # fmt: skip
-    assert found.printed.items() <= printed["options"].items()
+    printed = base.setting_of(found, quick=True, as_printed=True)["options"]
+    assert found.printed.items() <= printed.items()
 
 
 @pytest.mark.parametrize(("table", "line", "quote"), QUOTES, ids=lambda value: str(value)[:12])
@@ -135,8 +134,7 @@ def test_mistakes_of_a_command_are_one_line(tmp_path):
 
 def cell_with_bad_layers():
     found = base.find_experiment("caap/table-1")
-    asked = dict.fromkeys(("data", "models", "weights", "limit", "as_printed"))
-    setting = base.setting_of(found, quick=True, options={"first_layer": 9}, **asked)
+    setting = base.setting_of(found, quick=True, options={"first_layer": 9})
     return base.cells_of(found, setting, Path(), "cpu")[-1]
 
 

@@ -157,36 +157,40 @@ def listing() -> list[dict[str, Any]]:
     known, rows = experiments(), []
     for name in dict.fromkeys([*PRINTED, *sorted(known)]):
         entry, printed = known.get(name), PRINTED.get(name, {})
-        row = {"experiment": name, "shows": printed.get("title", ""), "data": "", "models": ""}
-        if entry is None:
-            note = printed.get("command", "not built yet")
-            rows.append({**row, "GPU hours": "", "note": note})
-            continue
-        row |= {"shows": row["shows"] or entry.question, "data": ", ".join(entry.data)}
-        row |= {"models": ", ".join(entry.models), "GPU hours": f"{entry.hours:g}"}
-        rows.append({**row, "note": "printed values" if "rows" in printed else ""})
+        row = {
+            "experiment": name,
+            "shows": printed.get("title"),
+            "data": "",
+            "models": "",
+            "GPU hours": "",
+        }
+        row["note"] = printed.get("command", "not built yet")
+        if entry is not None:
+            row |= {"shows": row["shows"] or entry.question, "data": ", ".join(entry.data)}
+            row |= {"models": ", ".join(entry.models), "GPU hours": f"{entry.hours:g}"}
+            row["note"] = "printed values" if "rows" in printed else ""
+        rows.append(row)
     return rows
 
 
 def setting_of(
     found: Experiment,
     *,
-    data: Mapping[str, str] | None,
-    models: Mapping[str, str] | Sequence[str] | None,
-    weights: Mapping[str, str] | None,
-    limit: int | None,
-    quick: bool,
-    as_printed: bool,
-    options: Mapping[str, Any] | None,
+    quick: bool = False,
+    as_printed: bool = False,
+    options: Mapping[str, Any] | None = None,
+    **asked: Any,
 ) -> dict[str, Any]:
     """What one call of `run` computes, with nothing left open: models and data by their names in
-    the table, limit, target, and options of the experiment and of its training."""
+    the table, limit, target, and options of the experiment and of its training. `asked` are models,
+    weights, data and limit as in `run`."""
     small = {**QUICK, **found.quick} if quick else {}
     given = {**found.options, **(found.printed if as_printed else {}), **small, **(options or {})}
-    own = {name: given.pop(name, None) for name in ("models", "weights", "data", "limit")}
-    models, weights = models or own["models"] or found.models, weights or own["weights"] or {}
+    usual = {name: given.pop(name, None) for name in ("models", "weights", "data", "limit")}
+    own = {name: asked.get(name) or value for name, value in usual.items()}
+    models, weights = own["models"] or found.models, own["weights"] or {}
     whole = {spec.partition(":")[0]: spec for spec in found.data if ":" in spec}
-    data, target = data or own["data"] or whole, given.pop("target", "label")
+    data, target = own["data"] or whole, given.pop("target", "label")
     named = models if isinstance(models, Mapping) else {name: name for name in models}
     if not found.data:
         data = named = weights = {}
@@ -202,7 +206,7 @@ def setting_of(
     return {
         "models": {name: _model(spec, weights.get(name)) for name, spec in named.items()},
         "data": {n: spec if is_data(spec) else f"{n}:{spec}" for n, spec in data.items()},
-        "limit": limit or own["limit"] or found.limit,
+        "limit": own["limit"] or found.limit,
         "target": target,
         "options": given,
         "trained": trained,
@@ -295,8 +299,8 @@ def run(
     Args:
         name: An experiment of `experiments()`.
         folder: Where finished cells are kept, in `cells`, for all experiments that share them.
-            FOLDER/NAME gets table.csv, table.md, table.tex, rows.csv, figure.svg, index.html and
-            experiment.json. The same call again continues.
+            FOLDER/NAME gets table.csv, table.md, table.tex, rows.csv, figure-N.svg, index.html
+            and experiment.json. The same call again continues.
         data: Paths by name: `{"imagenet-s": PATH}`, or names that `open_data` takes.
         models: Names in `experiments.base.MODELS`, or models of a library by the name in the table.
         weights: Checkpoints by the name of the model in the table.
@@ -322,6 +326,8 @@ def run(
     setting = setting_of(found, **asked)
     cells = cells_of(found, setting, folder, device)
     count(len(cells))
+    if device.startswith("cuda"):
+        resources = {"num_gpus": 1, **(resources or {})}
     where: dict[str, Any] = {"workers": workers, "ray": ray, "resources": resources}
     run_cells(folder, cells, ExperimentJob(name, device), progress=progress, **where)
     rows = _finished(folder, cells)
