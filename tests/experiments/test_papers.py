@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import seecause as sc
-from seecause import loading
 from seecause.engine.trace import attention_probs
 from seecause.errors import BadOption, UnknownName
 from seecause.experiments import base, caap
@@ -192,11 +191,3 @@ def test_the_page_is_current():
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     assert script.PAGE.read_text() == script.page(), "the page is old; run: python docs/papers.py"
-
-
-def test_clip_is_zero_shot_with_the_names_and_prompts_it_was_published_with():
-    names, templates = loading.imagenet_prompts()
-    assert (len(names), len(templates)) == (1000, 80) and all("{}" in text for text in templates)
-    assert names[0] == "tench" and "a bad photo of a {}." in templates
-    model = sc.load("timm:test_vit", weights="random", classes="imagenet")
-    assert model.classes[0].startswith("tench") and len(model.classes) == 1000
