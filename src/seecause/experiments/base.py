@@ -446,9 +446,9 @@ def cells_of(
     for label, spec in setting["data"].items():
         data = open_data(spec, limit=limit)
         for name, model in setting["models"].items():
-            if experiment.prepare is not None:
+            if (prepare := experiment.prepare) is not None:
                 where = (folder / "trained", device)
-                model = experiment.prepare(model, spec, *where, **setting["trained"])
+                model = prepare(model, spec, *where, **setting["trained"])
             weights = Path(model.get("weights", ""))
             facts = [data.fingerprint, digest_file(weights) if weights.is_file() else ""]
             line = {"model": name, "data": label if several else ""}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -174,12 +174,14 @@ def attention_by_layer(part: Part) -> list[Row]:
     return rows
 
 
-def objects_of(masks: Tensor | None, grid: Sequence[int]) -> Tensor:
+def objects_of(masks: Tensor | None, grid: tuple[int, int]) -> Tensor:
     """The number of the object that covers most of each patch, [B, N]; 0 is none. Objects are
     connected parts of masks [B, H, W]."""
-    from scipy.ndimage import label
+    from scipy import ndimage
 
-    covered = F.adaptive_avg_pool2d((_masks(masks) == 1).double(), tuple(grid)) > 0.5
+    label: Any = ndimage.label
+
+    covered = F.adaptive_avg_pool2d((_masks(masks) == 1).double(), grid) > 0.5
     numbered = [label(cells.cpu().numpy(), structure=[[1] * 3] * 3)[0] for cells in covered]
     return torch.stack([torch.from_numpy(one).flatten() for one in numbered])
 
@@ -211,7 +213,8 @@ def fine_tuned(
     place = folder / digest_json([dict(model), learned, epochs, rate, train])
     if not place.is_dir():
         base, split = load(**model, device=device), open_data(learned, limit=train)
-        module, count = base.module, len(split.classes)
+        module: Any = base.module
+        count = len(split.classes)
         if not hasattr(module, "reset_classifier"):
             raise NotDefined("a new last layer", f"{base.name} is no model of timm", "Use one")
         torch.manual_seed(0)

@@ -292,7 +292,8 @@ def chart(
             if not line.control:
                 place = coloured.index(name)
                 colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
-            values, along = np.asarray(line.y, float), line.x
+            values = np.asarray(line.y, float)
+            along: Any = line.x
             if kind != "lines":
                 along = np.arange(len(line.x)) * (2 * np.pi / len(line.x) if kind == "radar" else 1)
                 axes.set_xticks(along, line.x)
