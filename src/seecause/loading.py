@@ -78,6 +78,7 @@ ZOO = Path(__file__).parent / "critters" / "checkpoints"  # the models of `built
 # classes of this package, by the module whose `from_card` builds them
 BUILDERS = {"IFAM": "seecause.faithful.net", "PlantedViT": "seecause.critters.planted"}
 CARD = "seecause.json"
+IMAGENET = "imagenet"  # a word for the names of its classes
 PLAIN, SLICED, HEAD = "model.safetensors", "sliced.safetensors", "head.safetensors"
 ADAPTER = "adapter_config.json"  # file of PEFT
 # modules of timm whose models take images of any size
@@ -254,7 +255,8 @@ def load(
         device: A device such as "cuda"; None leaves the model where the library loads it.
         dtype: A dtype such as "bfloat16"; None keeps the library's.
         size: Height and width in pixels, for a model that can be built for others.
-        classes: Class names, as in `sc.wrap`.
+        classes: Class names, as in `sc.wrap`; "imagenet" for those of ImageNet-1k: for a model
+            with a text tower, the names and the 80 prompts that CLIP was published with.
         trust_remote_code: Whether transformers may run code that lies beside the weights, with a
             warning. Its class must derive from one that is supported, or have `view_parts`.
         **options: Other options of `sc.wrap` (mean, std, head, pool ...).
@@ -275,7 +277,7 @@ def load(
     if not isinstance(spec, str | Path):
         raise BadOption("spec", type(spec).__name__, "a name or a path; sc.wrap takes modules")
     # options are checked before weights are read
-    spec, classes = str(spec), class_names_of(classes)
+    spec, classes = str(spec), classes if classes == IMAGENET else class_names_of(classes)
     device, dtype = parse_device(device), parse_dtype(dtype)
     library, _, name = spec.partition(":")
     openers = {
@@ -295,8 +297,10 @@ def load(
             source = open_source(library, name, weights=weights, size=height_and_width(size))
     source.module.to(device=device, dtype=dtype).eval().requires_grad_(False)
     wrap_options = {**source.wrap_options, **options}
+    if classes == IMAGENET and "tokenizer" in wrap_options and "templates" not in options:
+        classes, wrap_options["templates"] = imagenet_prompts()
     if classes is not None or options.get("head") is not None:  # names are the old head's
-        wrap_options["classes"] = classes
+        wrap_options["classes"] = imagenet_names(1000) if classes == IMAGENET else classes
     with reading(Path(name)) if Path(name).is_dir() else nullcontext():
         model = wrap(source.module, name=spec, **wrap_options)
     model.random_weights, model.origin = weights == "random", source.origin
@@ -612,6 +616,16 @@ def imagenet_names(count: int) -> tuple[str, ...]:
     from timm.data import ImageNetInfo
 
     return tuple(map(ImageNetInfo().index_to_description, range(1000)))
+
+
+def imagenet_prompts() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of ImageNet's classes and the prompts that CLIP was published with, from
+    open_clip."""
+    try:
+        from open_clip import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
+    except ImportError:
+        raise MissingExtra("open_clip", "clip") from None
+    return tuple(IMAGENET_CLASSNAMES), tuple(fill("{}") for fill in OPENAI_IMAGENET_TEMPLATES)
 
 
 # ---------------------------------------------------------------- torchvision and open_clip

@@ -84,6 +84,6 @@ def test_a_bad_image_leaves_with_one_and_is_listed(tmp_path):
 
 def test_an_experiment_is_reproduced(tmp_path, monkeypatch):
     facts = json.loads(invoke("list", "experiments", "--json").stdout)
-    assert "caap" in [row["experiment"] for row in facts["experiments"]]
-    done = invoke("reproduce", "caab")
-    assert done.exit_code == 2 and "caap" in done.stderr
+    assert "caap/table-1" in [row["experiment"] for row in facts["experiments"]]
+    done = invoke("reproduce", "caap/tabel-1")
+    assert done.exit_code == 2 and "caap/table-1" in done.stderr

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from seecause.errors import BadOption, UnsupportedModel
-from seecause.loading import wrap
+from seecause.loading import imagenet_prompts, load, wrap
 from seecause.models.parts import text_matrix
 from tests.families.native import CLASSES, HALF, tokenize
 from tests.helpers import noise, view
@@ -76,3 +76,19 @@ def _word_tokenizer():
     inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="?"))
     inner.pre_tokenizer = Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="?", unk_token="?")
+
+
+def test_the_word_imagenet_makes_clip_zero_shot_as_it_was_published(tmp_path, monkeypatch):
+    names, templates = imagenet_prompts()
+    assert (len(names), len(templates)) == (1000, 80) and templates[0] == "a bad photo of a {}."
+    import open_clip
+
+    monkeypatch.setattr(open_clip, "IMAGENET_CLASSNAMES", ["cat", "dog"])  # 80,000 prompts else
+    native = tiny("hf_clip")
+    native.module.save_pretrained(tmp_path)
+    _word_tokenizer().save_pretrained(tmp_path)
+    options = {key: native.options[key] for key in ("mean", "std") if key in native.options}
+    model = load(f"hf:{tmp_path}", classes="imagenet", **options)
+    assert model.classes == ("cat", "dog") and model.texts["templates"] == templates
+    named = load("timm:test_vit", weights="random", classes="imagenet")  # no text: timm's names
+    assert len(named.classes) == 1000 and named.classes[0].startswith("tench")

@@ -143,7 +143,7 @@ class TableCell:
     """One method by one metric.
 
     `difference` is to the reference method, image by image; `missing` counts images without a
-    value.
+    value; `published` is the mean and standard error that a paper printed.
     """
 
     mean: float
@@ -153,6 +153,7 @@ class TableCell:
     missing: int
     difference: Summary | None
     best: bool = False
+    published: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class Table:
 
     def records(self) -> list[dict[str, Any]]:
         """One row for each method and metric, as in table.csv."""
-        rows = []
+        rows, beside = [], any(c.published for row in self.cells.values() for c in row.values())
         for method in self.methods:
             for metric, cell in self.cells[method].items():
                 gap = cell.difference
@@ -188,6 +189,9 @@ class Table:
                     "error of difference": "" if gap is None else gap.standard_error,
                     "best": int(cell.best),
                 })  # fmt: skip
+                if beside:
+                    names = ("published", "published error")
+                    rows[-1] |= dict(zip(names, cell.published or ("", ""), strict=True))
         return rows
 
     def to_pandas(self) -> Any:
@@ -200,7 +204,8 @@ class Table:
         """Decimals that show two digits of the largest standard error, 3 to 6."""
         errors = [cells[metric].error for cells in self.cells.values()]
         error = max((error for error in errors if 0 < error < math.inf), default=1.0)
-        return min(6, max(3, 1 - math.floor(math.log10(error))))
+        percent = any(abs(cells[metric].mean) > 2 for cells in self.cells.values())
+        return min(6, max(2 if percent else 3, 1 - math.floor(math.log10(error))))
 
 
 def table(folder: str | Path, *, against: str | None = None) -> Table:
@@ -274,7 +279,7 @@ def write_tables(table: Table, folder: Path) -> list[Path]:
 def to_latex(table: Table) -> str:
     """A booktabs table, mean and standard error, the best in bold."""
     arrows = {"higher": r"$\uparrow$", "lower": r"$\downarrow$"}
-    head, *rows = _texts(table, LATEX, arrows, r"${} \pm {}$", r"$\mathbf{{{}}} \pm {}$")
+    head, *rows = texts_of(table, LATEX, arrows, r"${} \pm {}$", r"$\mathbf{{{}}} \pm {}$")
     lines = [
         "% needs \\usepackage{booktabs}; mean and standard error over images",
         rf"\begin{{tabular}}{{l{'r' * len(table.metrics)}}}",
@@ -291,15 +296,15 @@ def to_latex(table: Table) -> str:
 
 def to_markdown(table: Table) -> str:
     """A table for a page: mean and standard error, the best in bold."""
-    head, *rows = _texts(table, {}, {"higher": "↑", "lower": "↓"}, "{} ± {}", "**{} ± {}**")
+    head, *rows = texts_of(table, {}, {"higher": "↑", "lower": "↓"}, "{} ± {}", "**{} ± {}**")
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _texts(
+def texts_of(
     table: Table, escape: dict[int, str], arrows: Mapping[str, str], plain: str, best: str
 ) -> list[list[str]]:
-    """The head and a row for each method."""
+    """The head and a row for each method; in brackets what a paper printed."""
     head = [f"{name.translate(escape)} {arrows[table.better[name]]}" for name in table.metrics]
     rows = [["method", *head]]
     for method, cells in table.cells.items():
@@ -307,7 +312,10 @@ def _texts(
         for metric, cell in cells.items():
             digits = table.digits(metric)
             mean, error = f"{cell.mean:.{digits}f}", error_text(cell.error, digits)
-            rows[-1].append((best if cell.best else plain).format(mean, error) if cell.n else "--")
+            text = (best if cell.best else plain).format(mean, error) if cell.n else "--"
+            if cell.published:
+                text += f" ({plain.format(*(f'{value:.2f}' for value in cell.published))})"
+            rows[-1].append(text)
     return rows
 
 

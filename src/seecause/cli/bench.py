@@ -3,6 +3,8 @@ the papers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -28,6 +30,7 @@ from seecause.cli.shared import (
     refuse,
     tell,
 )
+from seecause.errors import BadOption
 
 if TYPE_CHECKING:
     from seecause.bench.runner import Status
@@ -148,35 +151,86 @@ def report(
 
 
 def reproduce(
-    name: Annotated[str, Parameter(name="EXPERIMENT")],
+    name: Annotated[str, Parameter(name="EXPERIMENT")] = "",
     /,
     *,
+    listed: Annotated[bool, Parameter(name="--list")] = False,
+    data: Values = None,
+    models: str = "",
+    weights: Values = None,
     limit: Limit | None = None,
+    quick: bool = False,
+    as_printed: bool = False,
+    option: Values = None,
     device: Device = "auto",
     workers: Workers = Workers(),
-    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    out: Annotated[Path, Parameter(name=["--out", "-o"])] = Path("reproduced"),
     output: Printing = Printing(),
 ) -> int:
-    """Compute a table of the papers, or of this project's own evidence, again. The same command
-    continues where it stopped; the exit code is 1 while anything is missing.
+    """Compute a table or figure of the papers, or of this project's own evidence, again, with the
+    printed numbers beside ours. Without a name it lists all. The same command continues where it
+    stopped; the exit code is 1 while anything is missing.
 
-    For example: seecause reproduce caap --limit 8 --device cpu
+    For example: seecause reproduce caap/table-1 --data imagenet-s=PATH --models vit-l,deit3-l
+    --limit 500 --out reproduced
 
     Args:
-        name: An experiment (`seecause list experiments`).
-        limit: Use this many images in each cell: a quick look. Default: all.
+        name: An experiment, such as caap/table-1 (docs/papers.md).
+        listed: List all experiments with the data, models and GPU hours they need.
+        data: NAME=PATH, such as imagenet-s=PATH, or a whole name, such as pets:PATH; repeat for
+            more.
+        models: Names of models (`--list` shows them) or models of a library, separated by commas.
+            NAME=timm:MODEL gives it a name in the table. Default: all of the paper.
+        weights: NAME=FILE, a checkpoint of a model by its name in the table; repeat for more.
+        limit: Use this many images. Default: the paper's number.
+        quick: Try the command in a minute: an embedded model, generated images, no download.
+        as_printed: Use the paper's settings where our defaults differ.
+        option: KEY=VALUE, an option of the experiment, such as tail=patched; repeat for more.
         device: Where to compute; auto takes the GPU if there is one.
-        out: The folder of the experiment. Default: experiments/EXPERIMENT.
+        out: Folder of all experiments: they share finished cells; the table is in OUT/EXPERIMENT.
     """
-    with loading(name, quiet=output.quiet):
-        from seecause.experiments.base import find_experiment, run as run_experiment
+    if listed or not name:
+        from seecause.cli.info import list_names
 
-    folder, cells = out or Path("experiments") / name, len(find_experiment(name).cells)
-    with output.progress("cells", cells) as progress:
-        options: dict[str, Any] = {"limit": limit, "device": pick_device(device)}
-        state = run_experiment(name, folder, progress=progress, **options, **asdict(workers))
-    _print_table(folder, output)
-    return _finish(state, {"out": str(folder)}, [f"table: {folder / 'table.csv'}"], output)
+        return list_names("experiments", output=output)
+    with loading(name, quiet=output.quiet):
+        from seecause.experiments.base import run as run_experiment
+
+    given = by_name(option).pop("", {}) if option else {}
+    options: dict[str, Any] = {"limit": limit, "quick": quick, "as_printed": as_printed}
+    options |= {"data": _named(data, "--data", rest=True), "options": given}
+    options |= {
+        "models": _named(names(models), "--models"),
+        "weights": _named(weights, "--weights"),
+    }
+    with ExitStack() as stack:
+        bar: list[Any] = []
+
+        def count(cells: int) -> None:
+            bar.append(stack.enter_context(output.progress("cells", cells)))
+
+        state = run_experiment(
+            name, out, **options, device=pick_device(device), **asdict(workers), count=count,
+            progress=lambda done: bar[0](done),
+        )  # fmt: skip
+    home = out / name
+    _print_table(home, output)
+    lines = [f"page: {home / 'index.html'}"] if (home / "index.html").is_file() else []
+    return _finish(state, {"out": str(home)}, lines, output)
+
+
+def _named(words: Sequence[str] | None, flag: str, *, rest: bool = False) -> dict[str, str]:
+    """NAME=VALUE by name; a word alone is its own name, of a dataset its first word."""
+    named = {}
+    for word in words or ():
+        key, equals, value = word.partition("=")
+        if equals and ":" not in key:
+            named[key] = value
+        elif flag == "--weights" or (rest and ":" not in word):
+            raise BadOption(flag, word, "NAME=PATH")
+        else:
+            named[word.partition(":")[0] if rest else word] = word
+    return named
 
 
 def _finish(state: Status, facts: dict[str, Any], lines: list[str], output: Printing) -> int:

@@ -260,9 +260,9 @@ def _datasets() -> Rows:
 
 
 def _experiments() -> Rows:
-    from seecause.experiments import experiments
+    from seecause.experiments.base import listing
 
-    return [{"experiment": n, "question": e.question} for n, e in sorted(experiments().items())]
+    return listing()
 
 
 LISTS = {

@@ -124,7 +124,8 @@ class Reading(Where):
     Attributes:
         weights: Your checkpoint (.pth, .ckpt, .safetensors; any number of classes) or an adapter
             folder instead of the pretrained weights, or 'random'.
-        classes: A file with class names in the model's order: one a line, or JSON.
+        classes: A file with class names in the model's order: one a line, or JSON; or imagenet, for
+            zero-shot CLIP with the names and prompts it was published with.
         input: How images are prepared, if the model's own values are wrong: mean=R,G,B,
             std=R,G,B or size=H[,W]; repeat for more. trust_remote_code=true runs the code of a
             repository.
@@ -144,9 +145,10 @@ class Reading(Where):
                 expected = "mean=R,G,B, std=R,G,B, size=H[,W] or trust_remote_code=true"
                 raise BadOption("--input", f"{name}={value}", expected)
         if self.classes is not None:
-            from seecause.loading import read_class_names
+            from seecause.loading import IMAGENET, read_class_names
 
-            options["classes"] = read_class_names(self.classes)
+            word = str(self.classes) == IMAGENET and not self.classes.exists()
+            options["classes"] = IMAGENET if word else read_class_names(self.classes)
         return options
 
     def load(self, model: str, *, check: bool = True, quiet: bool = False) -> ImageModel:

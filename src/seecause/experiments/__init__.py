@@ -1,10 +1,11 @@
-"""Tables of the papers and of this project's own evidence, by name.
+"""Every table and figure of the papers, and our own evidence, by name.
 
-    sc.experiments.experiments()                       # names and descriptions
-    status = sc.experiments.run("caap", "out/caap")    # out/caap/table.csv; the same call resumes
+    sc.experiments.experiments()                       # what there is, and what each asks
+    sc.experiments.run("caap/table-1", "out", data={"imagenet-s": PATH})    # out/caap/table-1/
 
-base   the registry, and `run`: cells of an experiment on the runner of `sc.bench`
-caap   Causal Attribution via Activation Patching (CAAP): its variants, and all other methods
+base        the registry, and `run`: cells of an experiment on the runner of `sc.bench`
+caap        patch attribution by activation patching (CAAP), and every other method
+published   a file for each paper: printed values, and what computes each table and figure
 """
 
 import lazy_loader

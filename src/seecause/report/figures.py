@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -276,7 +276,7 @@ STYLE = {  # of charts, in matplotlib's words
 class Line:
     """A line of a chart, with a band of errors where they are known."""
 
-    x: Sequence[float]
+    x: Sequence[Any]
     y: Sequence[float]
     error: Sequence[float] = ()
     control: bool = False
@@ -289,16 +289,23 @@ def mean_line(rows: Tensor, x: Sequence[float] | None = None, *, control: bool =
     return Line(along, rows.mean(dim=0).tolist(), error, control)
 
 
-def chart(lines: Mapping[str, Line], *, title: str, x: str, y: str) -> Markup:
+def chart(
+    lines: Mapping[str, Line],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    kind: Literal["lines", "bars", "radar"] = "lines",
+) -> Markup:
     """Lines by name on one pair of axes, as inline SVG; controls are grey and dashed. The y axis
-    begins at zero or below."""
+    begins at zero or below. As bars or a radar, places along x are names."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     buffer = io.StringIO()
     with rc_context({**STYLE, "svg.hashsalt": title}):
         figure = Figure(figsize=(5.6, 3.6), layout="constrained")
-        axes = figure.add_subplot(xlabel=x, ylabel=y)
+        axes = figure.add_subplot(xlabel=x, ylabel=y, polar=kind == "radar")
         coloured = [name for name, line in lines.items() if not line.control]
         for name, line in lines.items():
             colour, dash = GREY, DASHES[1]
@@ -306,8 +313,19 @@ def chart(lines: Mapping[str, Line], *, title: str, x: str, y: str) -> Markup:
                 place = coloured.index(name)
                 colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
             values = np.asarray(line.y, float)
-            axes.plot(line.x, values, color=colour, linestyle=dash, label=name)
-            if len(line.error):
+            along: Any = line.x
+            if kind != "lines":
+                along = np.arange(len(line.x)) * (2 * np.pi / len(line.x) if kind == "radar" else 1)
+                axes.set_xticks(along, line.x)
+            if kind == "bars":
+                wide = 0.8 / len(lines)
+                offset = ([*lines].index(name) - len(lines) / 2 + 0.5) * wide
+                axes.bar(along + offset, values, wide, yerr=line.error, color=colour, label=name)
+                continue
+            if kind == "radar":
+                along, values = np.append(along, 0.0), np.append(values, values[:1])
+            axes.plot(along, values, color=colour, linestyle=dash, label=name)
+            if len(line.error) and kind == "lines":
                 error = np.nan_to_num(np.asarray(line.error, float))
                 band = (values - error, values + error)
                 axes.fill_between(line.x, *band, color=colour, alpha=0.15, linewidth=0)
