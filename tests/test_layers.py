@@ -32,7 +32,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 WALK = "engine.walk"  # runs blocks only, and views run by it: it counts as models
 LAZY = {"report", "critters"}  # imported inside functions: a result shows itself, a world is drawn
 DRAWS = {("metrics.parts", "critters")}  # judges maps by counterfactuals that only this world has
-LIMITS = {"files": 150, "lines": 44_000, "nodes": 310_000, "public names": 130}
+LIMITS = {"files": 150, "lines": 47_000, "nodes": 330_000, "public names": 130}
 
 
 def level(module: str) -> int:
