@@ -32,7 +32,7 @@ from seecause.errors import BadOption, EditLost
 from seecause.faithful.net import IFAM, By, Intervention, Thresholds
 from seecause.faithful.parts import mean_vote, select_without
 from seecause.metrics.statistics import auroc, group_accuracy
-from seecause.models.base import ImageModel, eval_mode
+from seecause.models.base import Contents, ImageModel, eval_mode
 from seecause.options import Share, checked
 
 log = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ def _prove(net: IFAM, check: Callable[[IFAM, str, Tensor], Proof]) -> Proof:
     parts, generator = net.stage1.tower.parts, torch.Generator().manual_seed(0)
     size = parts.size or [4 * side for side in parts.patch]
     noise = torch.randn(2, 3, *size, generator=generator).to(net.stage1.prototypes)
-    with eval_mode([net], net.device), _applied(net, Intervention()):
+    with eval_mode(Contents([net]), net.device), _applied(net, Intervention()):
         return check(net, f"iFAM on {parts.family}", noise)
 
 
