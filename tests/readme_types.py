@@ -1,4 +1,7 @@
-"""Type-check this package and the README's Python: `python tests/readme_types.py`."""
+"""Type-check this package and the README's Python: `python tests/readme_types.py`.
+
+Errors that are known are in .basedpyright/baseline.json, which only gets shorter: a new one fails.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 def main() -> int:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=ROOT) as folder:
         for number, block in enumerate(blocks):
             (Path(folder) / f"readme_{number}.py").write_text(block)
         checker = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable]

@@ -65,7 +65,7 @@ def test_an_old_answer_is_not_the_answer_to_a_new_question(visit):
         )
     page.get_by_label("question").fill("What place is this?")
     page.get_by_role("button", name="Ask", exact=True).click()
-    page.get_by_role("alert").filter(has_text="generates tokens").first.wait_for()
+    page.get_by_role("alert").filter(has_text="it says nothing").first.wait_for()
     expect(page.locator(".spoken .word")).to_have_count(0)
     expect(page.locator(".answer-card li")).to_have_count(0)
 

@@ -114,7 +114,7 @@ def export(context: ActionContext, request: RepairRequest) -> Reply:
     """The repaired model as a zip file: a native checkpoint, its card, and a page."""
     result, answer = _repaired(context, request)
     if not answer["taken"]:
-        raise BadOption("remedy", request.remedy, "one that was chosen: the model is as before")
+        raise BadOption("remedy", request.remedy, "another remedy: nothing was changed")
     context.progress(0.3, "writing the checkpoint")
     return offered(context, f"{context.served.key}-repaired-by-{request.remedy}.zip", result.export)
 
