@@ -8,7 +8,6 @@ user stopped it.
 from __future__ import annotations
 
 import errno
-import gc
 import logging
 import sys
 from collections.abc import Sequence
@@ -115,6 +114,4 @@ def _import_all(group: App) -> None:
 
 
 def main() -> None:
-    code = run()
-    gc.freeze()  # the last collection would visit all that torch and timm hold: 0.6 s
-    sys.exit(code)
+    sys.exit(run())
