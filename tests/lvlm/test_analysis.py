@@ -33,8 +33,8 @@ def test_attention_on_the_image_is_that_of_the_native_model(family):
     assert seen.attention.shape == (*GRID, engine.n_text, engine.n_image) and scores.shape == GRID
     for layer, weights in enumerate(native):  # the native softmax is in float32
         rows = weights[0, :, prompt.text, prompt.image].double()  # [H, T, N]
-        assert_close(seen.attention[layer], rows, atol=1e-6, rtol=0)
-        assert_close(scores[layer], rows.sum(dim=-1).mean(dim=-1), atol=1e-6, rtol=0)
+        assert_close(seen.attention[layer], rows, atol=5e-6, rtol=0)
+        assert_close(scores[layer], rows.sum(dim=-1).mean(dim=-1), atol=5e-6, rtol=0)
 
 
 def test_the_lens_reads_a_head_through_the_final_norm_and_the_vocabulary():
