@@ -53,7 +53,7 @@ from seecause.background.images import (
 )
 from seecause.data.batch import Group, group_shares
 from seecause.data.dataset import Dataset, SkippedImage, as_data
-from seecause.engine.canary import once, prove_gates
+from seecause.engine.canary import gates_of, once, prove_gates
 from seecause.engine.chunks import run_in_chunks
 from seecause.engine.forks import logits_of_sets
 from seecause.engine.trace import kept_logits
@@ -220,10 +220,7 @@ def all_heads(model: VisionModel) -> list[Head]:
 
 def gates_without(model: VisionModel, heads: Iterable[Head]) -> Tensor:
     """Ones [L, H], zero at `heads`."""
-    gates = torch.ones(model.n_layers, model.n_heads)
-    for head in checked_heads(model, heads):
-        gates[head] = 0
-    return gates
+    return gates_of(model, checked_heads(model, heads))
 
 
 @contextmanager

@@ -100,6 +100,7 @@ def some_heads(model: Any) -> list[tuple[int, int]]:
 
 
 def gates_of(model: Any, heads: Iterable[tuple[int, int]]) -> Tensor:
+    """Ones [L, H], zero at `heads`."""
     gates = torch.ones(model.n_layers, model.n_heads)
     for layer, head in heads:
         gates[layer, head] = 0

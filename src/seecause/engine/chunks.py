@@ -153,7 +153,7 @@ def run_in_chunks(
     return joined(list(in_chunks(run, total, size, what=what)), dim)
 
 
-def once(model: ImageModel, images: Tensor, what: Hashable, make: Callable[[], T]) -> T:
+def shared_run(model: ImageModel, images: Tensor, what: Hashable, make: Callable[[], T]) -> T:
     """`make()`, which depends on the model, these images and `what` only. Of the images that
     `model.memo["shared images"]` names it is made once, for all methods and metrics, until the
     model or the images change."""
@@ -171,7 +171,7 @@ def plain_logits(model: ImageModel, images: Tensor, *, what: str = "batch") -> T
     """Logits [B, C] of plain runs, as many images at a time as fit."""
     each = model.forward_bytes(model.check(images))
     size = fit(len(images), each, images.device)
-    return once(model, images, "logits", lambda: batched(model, images, size, what=what))
+    return shared_run(model, images, "logits", lambda: batched(model, images, size, what=what))
 
 
 def machine(device: torch.device | str) -> str:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.engine.chunks import fit, in_chunks, once, plain_logits
+from seecause.engine.chunks import fit, in_chunks, plain_logits, shared_run
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
 from seecause.models.block import spread_out, wide
@@ -178,7 +178,7 @@ class ImageScorer:
     def same(self, what: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Scores [B, 1], float64, of images that do not depend on a map: `make()` is [B, 3, H, W].
         All maps of the same images share their runs (`chunks.once`)."""
-        logits = once(self.model, self.images, what, lambda: plain_logits(self.model, make()))
+        logits = shared_run(self.model, self.images, what, lambda: plain_logits(self.model, make()))
         return self.target.score(logits, self.score).double().cpu()[:, None]
 
     def mixed(self, start: Tensor, goal: Tensor, places: Tensor, taken: Tensor) -> Tensor:
