@@ -1,7 +1,5 @@
 """`docs/models.md` lists what adapters read, and nothing else."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -131,8 +131,8 @@ def test_a_path_a_device_and_a_dtype_are_looked_at_before_weights_are(tmp_path):
     ):
         with pytest.raises(BadOption, match=said):
             sc.load("timm:test_vit", weights=missing, **options)
-    with pytest.raises(BadOption, match="takes modules"):
-        sc.load(vit())
+    with pytest.raises(BadOption, match="a function or a module"):
+        sc.load(3)
     for no_module in (sc.wrap(vit(), **HALF), "timm:test_vit"):
         with pytest.raises(BadOption, match="takes names"):
             sc.wrap(no_module)

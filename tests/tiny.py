@@ -1,7 +1,5 @@
 """Small native models of every supported family, scrambled so that no part of them is idle."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.util import find_spec
 

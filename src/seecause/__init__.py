@@ -6,5 +6,5 @@ neither torch nor a model library.
 
 import lazy_loader
 
-__version__ = "0.1.0"
+__version__ = "0.3.0"
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

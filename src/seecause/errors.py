@@ -7,6 +7,7 @@ line and exits with code 2. Between two blocks of a run, and between two chunks,
 
 from __future__ import annotations
 
+import copyreg
 import difflib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,16 +23,8 @@ class SeecauseError(Exception):
     """Base class of the errors that this package raises on purpose. Errors can be pickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (type(self), self.args, self.__dict__)
-
-
-def _rebuilt(
-    kind: type[SeecauseError], args: tuple[Any, ...], attributes: dict[str, Any]
-) -> SeecauseError:
-    error = kind.__new__(kind)
-    error.args = args
-    error.__dict__.update(attributes)
-    return error
+        make = copyreg.__newobj__  # type: ignore[attr-defined]  # without `__init__`
+        return make, (type(self),), {**vars(self), "args": self.args}
 
 
 class BadOption(SeecauseError, ValueError):
@@ -59,7 +52,7 @@ class UnknownName(SeecauseError, ValueError):
         super().__init__(f"{kind} {name!r} not found.{guess} {hint or f'Known: {listed}.'}")
 
 
-def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> list[str]:
+def nearest(name: str, known: Iterable[str]) -> list[str]:
     """Up to three names that may have been meant. Names that contain `name` come first.
 
     >>> nearest("persian", ["pelican", "Persian cat", "tabby"])
@@ -68,7 +61,7 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> list[str
     folded = {other.casefold(): other for other in known}
     typed = name.casefold()
     holding = sorted((other for other in folded if typed and typed in other), key=len)
-    alike = difflib.get_close_matches(typed, folded, n=3, cutoff=cutoff)
+    alike = difflib.get_close_matches(typed, folded, n=3, cutoff=0.5)
     return [folded[other] for other in dict.fromkeys([*holding, *alike])][:3]
 
 

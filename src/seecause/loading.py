@@ -14,11 +14,13 @@ Folders of `background.export` hold a card (`seecause.json`) beside weights:
 from __future__ import annotations
 
 import copy
-import importlib
+import importlib.util
 import json
 import logging
 import re
+import sys
 import textwrap
+import traceback
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,6 +43,7 @@ from seecause.errors import (
     UnknownName,
     UnsupportedModel,
 )
+from seecause.files import digest
 from seecause.models.base import (
     Contents,
     ImageModel,
@@ -49,7 +52,7 @@ from seecause.models.base import (
     parse_device,
     parse_dtype,
 )
-from seecause.models.block import slice_heads
+from seecause.models.block import Named, Size, slice_heads
 from seecause.models.parts import (
     TEMPLATES,
     CosineHead,
@@ -65,6 +68,7 @@ from seecause.models.preprocess import (
     height_and_width,
     one_frame,
     preprocess_from_processor,
+    preprocess_of,
 )
 from seecause.models.view import Kind, VisionModel
 from seecause.registry import plugins
@@ -86,6 +90,7 @@ ANY_SIZE = ("resnet", "densenet", "vgg", "convnext")
 LIBRARIES = ("builtin", "timm", "hf", "torchvision", "open_clip")
 # names in the order of the outputs; a single string is the path of a file
 ClassNames = Sequence[str] | str | Path
+Weights = str | Path | None  # a file, a folder or "random"; None for pretrained ones
 
 
 def wrap(
@@ -99,7 +104,8 @@ def wrap(
     head: nn.Module | Tensor | None = None,
     pool: Kind | None = None,
     sigmoid: bool | None = None,
-    preprocess: Preprocess | None = None,
+    output: int | str | None = None,
+    preprocess: Any = None,
     templates: Sequence[str] | None = None,
     tokenizer: Callable[[list[str]], Any] | None = None,
     check: bool = True,
@@ -112,7 +118,8 @@ def wrap(
 
     Args:
         module: A module of timm, transformers, torchvision or open_clip, compiled, parallel,
-            averaged or adapted by PEFT, or one with a method `view_parts`.
+            averaged or adapted by PEFT; one of your own that holds such a vision transformer; or
+            one with a method `view_parts`.
         name: The model's name in results.
         mean: Mean of each channel, if the module does not define it.
         std: Standard deviation of each channel.
@@ -122,7 +129,11 @@ def wrap(
             a `seecause.models.parts.CosineHead` of embeddings.
         pool: The pooling that the head reads: "cls", "mean" or "cls+mean".
         sigmoid: Whether classes are independent (multi-label).
-        preprocess: All of the preprocessing, in place of `mean`, `std` and `size`.
+        output: Index or name of the logits, if a module of your own returns several outputs.
+        preprocess: All of the preprocessing, in place of `mean`, `std` and `size`: a transform of
+            torchvision, timm or open_clip, a processor of transformers, a data config of timm, or
+            a file or folder with one of these; or a dict that changes some of crop, squash and
+            filter.
         templates: Prompts with {} for the class name, for a model with a text tower.
         tokenizer: The tokenizer of prompts, for a model with a text tower.
         check: Whether the view is compared with the module.
@@ -151,29 +162,26 @@ def wrap(
         raise BadOption("templates", templates, "None, or tokenizer= with them")
     name = name or type(module).__name__
     around, (module, stated) = module, native_model(module)
+    if preprocess is not None:
+        preprocess = preprocess_of(preprocess)
     given = {
-        **{"mean": mean, "std": std, "size": height_and_width(size), "classes": classes},
-        **{"head": head, "pool": pool, "sigmoid": sigmoid, "preprocess": preprocess},
-    }
+        "mean": mean, "std": std, "size": height_and_width(size), "classes": classes, "head": head,
+        "pool": pool, "sigmoid": sigmoid, "preprocess": preprocess, "output": output,
+    }  # fmt: skip
     options = WrapOptions(name, **stated | {n: v for n, v in given.items() if v is not None})
     with eval_mode(Contents([around]), device_of(around), frozen=True):
-        parts = find_parts(module, text=text)
+        parts = find_parts(module, text=text, output=output)
         model = parts.assemble(module, options)
         if text is not None and isinstance(parts, Parts):
             model.texts = {"templates": text.templates, "tokenizer": text.tokenize}
         if check:  # without it, the number of classes is not known
             verify(model)
-            need_names(model)
+            if model.classes and len(model.classes) != model.n_classes:
+                expected = f"{model.n_classes} names, one for each class in its order"
+                raise BadOption("classes", f"{len(model.classes)} names", expected)
             if sigmoid is None and model.n_classes == 1:
                 model.sigmoid = True  # a softmax over one class is always 1
     return model
-
-
-def need_names(model: ImageModel) -> None:
-    """Raises if there is not one name for each class."""
-    if model.classes and len(model.classes) != model.n_classes:
-        expected = f"{model.n_classes} names, one for each class of {model.name} in its order"
-        raise BadOption("classes", f"{len(model.classes)} names", expected)
 
 
 def as_view(model: ImageModel | nn.Module) -> ImageModel:
@@ -200,23 +208,27 @@ def rewrap(
         reason = f"{model.name} answers through a language model"
         raise NotDefined("an edited copy", reason, "Use background.ablate, or model.export")
     need_own_classes(model, "an edited copy")
-    own = model.extra  # a zero-shot head is made again
-    if head is None and not (isinstance(own, CosineHead) and own.from_text):
-        head = copy.deepcopy(own)
-    other = wrap(
-        module.eval().requires_grad_(False) if freeze else module,
-        name=model.name,
-        preprocess=model.preprocess,
-        classes=model.classes,
-        sigmoid=model.sigmoid,
-        head=head,
-        pool=None if head is None else model.readout.kind,
-        check=check,
-        **model.texts,
-    )
+    module = module.eval().requires_grad_(False) if freeze else module
+    other = wrap(module, name=model.name, check=check, **_options_of(model, head))
     assert isinstance(other, VisionModel)
     other.random_weights, other.origin = model.random_weights, model.origin
     return other
+
+
+def _options_of(model: VisionModel, head: nn.Module | None = None) -> Named:
+    """Options of `wrap` that give this view of its module; `head` replaces one beside it."""
+    own = model.extra  # a zero-shot head is made again
+    if head is None and not (isinstance(own, CosineHead) and own.from_text):
+        head = copy.deepcopy(own)
+    return {
+        "preprocess": model.preprocess,
+        "classes": model.classes,
+        "sigmoid": model.sigmoid,
+        "head": head,
+        "pool": None if head is None else model.readout.kind,
+        "output": model.output,
+        **model.texts,
+    }
 
 
 def need_own_classes(model: VisionModel, what: str) -> None:
@@ -231,7 +243,7 @@ def need_own_classes(model: VisionModel, what: str) -> None:
 
 
 def load(
-    spec: str | Path,
+    spec: str | Path | nn.Module | Callable[[], Any],
     *,
     weights: str | Path | None = None,
     device: str | torch.device | None = None,
@@ -249,9 +261,13 @@ def load(
             - `builtin:critters-vit`: embedded, and small
             - `timm:NAME`, `hf:NAME`, `hf:FOLDER`, `torchvision:NAME`, `open_clip:NAME/TAG`
             - a folder that timm, transformers, PEFT or this package wrote
+            - `path/to/file.py:function` or `package.module:function`: a function of your own that
+              returns a module, or a module and a dict of options of `sc.wrap`, or a view
+            - such a function, or a module, which receives `weights`
 
-        weights: A file or folder that a training wrote; None for the library's own, which are
-            fetched; "random" for random ones, which every result then mentions.
+        weights: A file or folder that a training or `sc.background.export` wrote; None for the
+            library's own, which are fetched; "random" for random ones, which every result then
+            mentions.
         device: A device such as "cuda"; None leaves the model where the library loads it.
         dtype: A dtype such as "bfloat16"; None keeps the library's.
         size: Height and width in pixels, for a model that can be built for others.
@@ -274,26 +290,32 @@ def load(
         >>> model.layout.grid, model.layout.registers, len(model.blocks)
         ((12, 12), (1, 2, 3, 4), 6)
     """
-    if not isinstance(spec, str | Path):
-        raise BadOption("spec", type(spec).__name__, "a name or a path; sc.wrap takes modules")
+    if not isinstance(spec, str | Path) and not callable(spec):
+        raise BadOption("spec", type(spec).__name__, "a name, a path, a function or a module")
     # options are checked before weights are read
-    spec, classes = str(spec), classes if classes == IMAGENET else class_names_of(classes)
+    classes = classes if classes == IMAGENET else class_names_of(classes)
     device, dtype = parse_device(device), parse_dtype(dtype)
-    library, _, name = spec.partition(":")
+    given = None if callable(spec) else str(spec)
+    made = spec if callable(spec) else own_function(str(spec))
+    called = given or str(getattr(made, "__qualname__", type(made).__name__))
+    library, _, name = called.partition(":")
     openers = {
         name: family.open_model
         for name, family in plugins("seecause.models").items()
         if hasattr(family, "open_model")
     }
-    if name and library in openers and library not in LIBRARIES:
+    if made is not None:
+        source = _own(made, called, weights, size)
+    elif name and library in openers and library not in LIBRARIES:
         source = Source(openers[library](name, weights=weights), {"size": size})
     else:
         if library not in LIBRARIES or not name:
-            library, name = "path", spec
-            if not Path(spec).exists():
-                names = [f"timm:{spec}", *(f"{library}:NAME" for library in (*LIBRARIES, *openers))]
-                raise UnknownName("model", spec, [*names, "the path of a model"])
-        with trusting(spec, trust_remote_code):
+            library, name = "path", called
+            if not Path(called).exists():
+                names = [f"{library}:NAME" for library in (*LIBRARIES, *openers)]
+                names = [f"timm:{called}", *names, "the path of a model", "FILE.py:FUNCTION"]
+                raise UnknownName("model", called, names)
+        with trusting(called, trust_remote_code):
             source = open_source(library, name, weights=weights, size=height_and_width(size))
     source.module.to(device=device, dtype=dtype).eval().requires_grad_(False)
     wrap_options = {**source.wrap_options, **options}
@@ -302,9 +324,79 @@ def load(
     if classes is not None or options.get("head") is not None:  # names are the old head's
         wrap_options["classes"] = imagenet_names(1000) if classes == IMAGENET else classes
     with reading(Path(name)) if Path(name).is_dir() else nullcontext():
-        model = wrap(source.module, name=spec, **wrap_options)
+        model = wrap(source.module, name=called, **wrap_options)
     model.random_weights, model.origin = weights == "random", source.origin
     return model
+
+
+def own_function(spec: str) -> Callable[[], Any] | None:
+    """The function that `path/to/file.py:function` or `package.module:function` names; None for
+    other texts. Modules are looked for in the working folder, too."""
+    place, _, name = spec.rpartition(":")
+    file, is_file = Path(place), place.endswith(".py")
+    dotted = all(map(str.isidentifier, place.split(".")))
+    if not name.isidentifier() or place in LIBRARIES or not (is_file or dotted):
+        return None
+    if is_file and not file.is_file():
+        raise DataMissing(place, "there is no such file", "give path/to/file.py:FUNCTION")
+    home = str(file.absolute().parent if is_file else Path.cwd())
+    sys.path[:0] = [] if home in sys.path else [home]
+    with own_code(spec):
+        if is_file:
+            # a name without dots, which no other file has
+            known = f"own_{file.stem}_{digest(str(file.absolute()), length=8)}"
+            found = cast(Any, importlib.util.spec_from_file_location(known, file))
+            sys.modules[known] = module = importlib.util.module_from_spec(found)
+            found.loader.exec_module(module)
+        elif importlib.util.find_spec(place.partition(".")[0]) is None:
+            return None
+        else:
+            module = importlib.import_module(place)
+    if not callable(getattr(module, name, None)):
+        raise UnknownName(f"function of {place}", name, vars(module))
+    return getattr(module, name)
+
+
+@contextmanager
+def own_code(spec: str) -> Iterator[None]:
+    """Report an error of a user's own code in one line, with the place that raised."""
+    try:
+        yield
+    except Exception as failure:
+        last = traceback.extract_tb(failure.__traceback__)[-1]
+        where = f"{_reason(failure, 300)} in {last.filename}, line {last.lineno}"
+        raise DataMissing(spec, where, "correct that code") from failure
+
+
+def _own(
+    made: Callable[[], Any] | nn.Module,
+    spec: str,
+    weights: Weights,
+    size: tuple[int, int] | int | None,
+) -> Source:
+    """A module of a user's own, with `weights` of a training or of `background.export` in it."""
+    origin = {"library": "function", "name": spec} if ":" in spec else {}
+    options: Named = {}
+    if not isinstance(made, nn.Module):
+        with own_code(spec):
+            made = made()
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping):
+        made, options = made[0], dict(made[1])
+    if isinstance(made, VisionModel):
+        made, options = made.module, _options_of(made)
+    if not isinstance(made, nn.Module):
+        expected = "a function that returns an nn.Module, (module, options of sc.wrap), or a view"
+        raise BadOption("model", f"{spec}, which returned a {type(made).__name__}", expected)
+    made, folder = native_model(made)[0], Path(str(weights))
+    if weights not in (None, "random") and (folder / CARD).is_file():
+        with reading(folder):
+            card = read_json(folder / CARD)
+            _fill_exported(made, card, folder)
+            origin |= {"kept": card["kept"]} if card["kept"] else {}
+            options = {**options, **_exported_options(card, folder)}
+    elif weights not in (None, "random"):
+        fill(made, read_checkpoint(folder), str(weights))
+    return Source(made, options | ({} if size is None else {"size": size}), origin)
 
 
 # ---------------------------------------------------------------- native modules by name
@@ -323,16 +415,16 @@ class Source:
     """A native module, options of `wrap` that its source tells, and how its library builds it."""
 
     module: nn.Module
-    wrap_options: dict[str, Any] = field(default_factory=dict)
-    origin: dict[str, Any] = field(default_factory=dict)
+    wrap_options: Named = field(default_factory=dict)
+    origin: Named = field(default_factory=dict)
 
 
 def open_source(
     library: str,
     name: str,
     *,
-    weights: str | Path | None = None,
-    size: tuple[int, int] | None = None,
+    weights: Weights = None,
+    size: Size | None = None,
 ) -> Source:
     """The native module behind `library:name`, where `library` may be "path"."""
     path = Path(name)
@@ -353,13 +445,8 @@ def open_source(
             raise LanguageModel(f"builtin:{name}")
         source = saved(ZOO, name, kind="builtin model")
         return Source(source.module, {**source.wrap_options, "size": size}, source.origin)
-    if library == "timm":
-        return _timm(name, weights, size)
-    if library == "torchvision":
-        return _torchvision(name, weights, size)
-    if library == "open_clip":
-        return _open_clip(name, weights, size)
-    return _transformers(name, weights, size)
+    readers = {"timm": _timm, "torchvision": _torchvision, "open_clip": _open_clip}
+    return readers.get(library, _transformers)(name, weights, size)
 
 
 def fetched(
@@ -368,10 +455,14 @@ def fetched(
     remedy: str = "pass weights=PATH (--weights PATH), or 'random' to use random ones",
 ) -> Any:
     """The result of a library's own loader; its failure is raised as `DataMissing`."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)  # libraries report each retry, and then the failure
     try:
         return fetch()
-    except (OSError, RuntimeError, ValueError, ImportError) as failure:
+    except Exception as failure:  # clients of the network raise anything
         raise DataMissing(what, f"fetching failed ({_reason(failure, 600)})", remedy) from failure
+    finally:
+        logging.disable(before)
 
 
 @contextmanager
@@ -399,7 +490,7 @@ def _reason(failure: Exception, longest: int) -> str:
     return textwrap.shorten(f"{type(failure).__name__}: {failure}", longest, placeholder=" ...")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Named:
     """A card or config: an object of JSON."""
     with reading(path):
         card = json.loads(path.read_text(encoding="utf-8"))
@@ -411,7 +502,7 @@ def read_json(path: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------- files and folders
 
 
-def _folder(folder: Path, size: tuple[int, int] | None) -> Source:
+def _folder(folder: Path, size: Size | None) -> Source:
     """The model in a folder, whichever library wrote it."""
     if (folder / CARD).is_file():
         with reading(folder):
@@ -466,26 +557,40 @@ def _cards(folder: Path) -> list[Path]:
     return [path for path in folder.glob("*.json") if path.with_suffix(".safetensors").is_file()]
 
 
-def _exported(card: dict[str, Any], folder: Path) -> Source:
+def _exported(card: Named, folder: Path) -> Source:
     """A model that `background.export` wrote."""
     origin = card["origin"]
-    if not origin:
-        remedy = "build it, load model.safetensors into it, and pass it to sc.wrap"
-        raise DataMissing(str(folder), "its card does not say how the module is built", remedy)
+    if not origin or origin["library"] == "function":
+        name = origin.get("name", "FILE.py:FUNCTION")
+        remedy = f"name the code, too: sc.load({name!r}, weights={str(folder)!r})"
+        remedy += f" (--model {name} --weights {folder})"
+        raise DataMissing(str(folder), f"its module is of your own code, {name}", remedy)
     if card["form"] == "zeroed" and origin["library"] == "transformers":
         module = pretrained_model(_model_class(origin["class"]), folder)
     else:
-        module, kept = build_native(origin, folder), card["kept"] or []
-        for place, keep in zip(card["blocks"] if kept else (), kept, strict=True):
-            if keep is not None:
-                slice_heads(module.get_submodule(place), keep)
-        file = SLICED if card["form"] == "sliced" else PLAIN
-        fill(module, read_checkpoint(folder / file), str(folder))
+        module, kept = build_native(origin, folder), card["kept"]
+        _fill_exported(module, card, folder)
         origin = {**origin, "kept": kept} if kept else origin
-    options: dict[str, Any] = {
+    return Source(module, _exported_options(card, folder), origin)
+
+
+def _fill_exported(module: nn.Module, card: Mapping[str, Any], folder: Path) -> None:
+    """Cut out the heads that the exported model lacks, and load its weights."""
+    kept = card["kept"] or []
+    for place, keep in zip(card["blocks"] if kept else (), kept, strict=True):
+        if keep is not None:
+            slice_heads(module.get_submodule(place), keep)
+    file = SLICED if card["form"] == "sliced" else PLAIN
+    fill(module, read_checkpoint(folder / file), str(folder))
+
+
+def _exported_options(card: Mapping[str, Any], folder: Path) -> Named:
+    """Options of `wrap` on the card of an exported model."""
+    options: Named = {
         "preprocess": Preprocess(**card["preprocess"]),
         "classes": card["classes"],
         "sigmoid": card["sigmoid"],
+        "output": card.get("output"),
     }
     if card["head"] is not None:
         options |= {"head": _head(card["head"], folder), "pool": card["pool"]}
@@ -495,14 +600,14 @@ def _exported(card: dict[str, Any], folder: Path) -> Source:
             from transformers import AutoTokenizer
 
             options["tokenizer"] = pretrained(AutoTokenizer, folder)
-        elif origin["library"] == "open_clip":
+        elif card["origin"].get("library") == "open_clip":
             import open_clip
 
-            options["tokenizer"] = open_clip.get_tokenizer(origin["name"])
-    return Source(module, options, origin)
+            options["tokenizer"] = open_clip.get_tokenizer(card["origin"]["name"])
+    return options
 
 
-def _head(card: dict[str, Any], folder: Path) -> nn.Module:
+def _head(card: Named, folder: Path) -> nn.Module:
     state = read_checkpoint(folder / HEAD)
     if card["kind"] == "cosine":
         return CosineHead(state["matrix"], scale=card["scale"])
@@ -512,7 +617,7 @@ def _head(card: dict[str, Any], folder: Path) -> nn.Module:
     return head
 
 
-def build_native(origin: dict[str, Any], folder: Path | None = None) -> Any:
+def build_native(origin: Named, folder: Path | None = None) -> Any:
     """The whole module with random weights, from a `Source.origin`. A model of transformers has its
     configuration in `origin`, or in the folder."""
     library, name = origin["library"], origin.get("name", "")
@@ -565,7 +670,7 @@ def _need_known(kind: str, name: str, known: Sequence[str]) -> None:
 # ---------------------------------------------------------------- timm
 
 
-def _timm(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
+def _timm(name: str, weights: Weights, size: Size | None) -> Source:
     import timm
 
     bare = name.partition(".")[0]
@@ -583,7 +688,7 @@ def _timm(name: str, weights: str | Path | None, size: tuple[int, int] | None) -
     return Source(module, {"size": size, "classes": imagenet_names(count)}, origin)
 
 
-def _timm_folder(folder: Path, card: dict[str, Any], size: tuple[int, int] | None) -> Source:
+def _timm_folder(folder: Path, card: Named, size: Size | None) -> Source:
     """A model that timm's `save_for_hf` or `push_to_hf_hub` wrote."""
     import timm
 
@@ -599,7 +704,7 @@ def _timm_folder(folder: Path, card: dict[str, Any], size: tuple[int, int] | Non
     return Source(module, {"size": size, "classes": classes}, origin)
 
 
-def _timm_size(name: str, size: tuple[int, int] | None) -> dict[str, Any]:
+def _timm_size(name: str, size: Size | None) -> Named:
     """The option that builds a model of timm for images of a size; convolutional networks take
     any."""
     import timm
@@ -631,7 +736,7 @@ def imagenet_prompts() -> tuple[tuple[str, ...], tuple[str, ...]]:
 # ---------------------------------------------------------------- torchvision and open_clip
 
 
-def _torchvision(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
+def _torchvision(name: str, weights: Weights, size: Size | None) -> Source:
     from torchvision import models
 
     known = models.list_models(module=models)  # classifiers of images alone
@@ -639,7 +744,7 @@ def _torchvision(name: str, weights: str | Path | None, size: tuple[int, int] | 
         raise UnknownName("torchvision classifier", name, known)
     default: Any = getattr(models.get_model_weights(name), "DEFAULT")  # noqa: B009  an enum's own
     state = chosen_checkpoint(weights)
-    options: dict[str, Any] = class_count(state, "heads.head", "fc", "classifier", "classifier.6")
+    options: Named = class_count(state, "heads.head", "fc", "classifier", "classifier.6")
     if size is not None and name.startswith("vit_"):
         if size[0] != size[1]:
             raise BadOption("size", size, "a square: torchvision's vision transformers are square")
@@ -651,21 +756,13 @@ def _torchvision(name: str, weights: str | Path | None, size: tuple[int, int] | 
     if state:
         fill(module, state, str(weights))
     names = () if "num_classes" in options else default.meta["categories"]
-    steps = default.transforms()
-    side = steps.crop_size[0]
-    frame = Preprocess(
-        size or (side, side),
-        steps.mean,
-        steps.std,
-        side / steps.resize_size[0],
-        filter=steps.interpolation.value,
-    )
-    wrap_options = {"preprocess": frame, "classes": tuple(names)}
+    frame = preprocess_of(default.transforms())
+    wrap_options = {"preprocess": frame, "size": size, "classes": tuple(names)}
     origin = {"library": "torchvision", "name": name, "options": options}
     return Source(module, wrap_options, origin)
 
 
-def _open_clip(name: str, weights: str | Path | None, size: tuple[int, int] | None) -> Source:
+def _open_clip(name: str, weights: Weights, size: Size | None) -> Source:
     try:
         import open_clip
     except ImportError:
@@ -735,9 +832,7 @@ def pretrained_model(loader: Any, where: str | Path, *, labels: int = 0, **optio
     return module
 
 
-def _transformers(
-    name: str, weights: str | Path | None, size: tuple[int, int] | None, *, labels: int = 0
-) -> Source:
+def _transformers(name: str, weights: Weights, size: Size | None, *, labels: int = 0) -> Source:
     """A model of transformers; with `labels`, a classifier of so many classes."""
     import transformers
 
@@ -763,7 +858,7 @@ def _transformers(
             module = fetched(what, lambda: pretrained_model(loader, where, labels=labels))
         if module.dtype in (torch.float16, torch.bfloat16):
             module = module.float()  # `load` narrows it again where dtype= asks for it
-        options: dict[str, Any] = {"size": size}
+        options: Named = {"size": size}
         if config.model_type != "timm_wrapper":  # its config says more than a processor
             options |= _processor(where, rows=kind.endswith(("Detection", "Segmentation")))
         if hasattr(config, "text_config") and not kind:
@@ -772,18 +867,18 @@ def _transformers(
     return Source(module, options)
 
 
-def _processor(where: str, *, rows: bool) -> dict[str, Any]:
+def _processor(where: str, *, rows: bool) -> Named:
     """The preprocessing beside a model; where there is none, `wrap` asks for it."""
     from transformers import AutoImageProcessor
 
     try:
         config = pretrained(AutoImageProcessor, where).to_dict()
-    except (OSError, ValueError):
+    except Exception:  # there is none, or the network is not there
         return {}
     return {"preprocess": preprocess_from_processor(config | (one_frame(config) if rows else {}))}
 
 
-def _adapter(folder: Path, name: str | None, size: tuple[int, int] | None) -> Source:
+def _adapter(folder: Path, name: str | None, size: Size | None) -> Source:
     """A model of transformers with the adapter of a PEFT folder merged into it; without a `name`,
     the folder names the model."""
     try:
@@ -826,7 +921,7 @@ class _Nothing:
         pass
 
 
-def chosen_checkpoint(weights: str | Path | None) -> dict[str, Tensor]:
+def chosen_checkpoint(weights: Weights) -> dict[str, Tensor]:
     """What `read_checkpoint` returns for an option `weights`; nothing for pretrained and random
     weights."""
     return {} if weights in (None, "random") else read_checkpoint(Path(str(weights)))

@@ -140,7 +140,7 @@ def checked(thing: F) -> F:
     """
     if isinstance(thing, type):
         thing.__init__ = checked(thing.__init__)  # type: ignore[misc]
-        return thing
+        return cast(F, thing)
     signature = inspect.signature(thing)
     hints: dict[str, Any] = {}
 
@@ -221,4 +221,4 @@ def _kind(hint: Any) -> tuple[Callable[[Any], bool], list[str]]:
     name = getattr(hint, "__name__", str(hint))
     words = [] if name == "Tensor" else [{"bool": "true or false", "str": "a word"}.get(name, name)]
     free = hint is Any or not isinstance(hint, type) or getattr(hint, "_is_protocol", False)
-    return lambda value: free or isinstance(value, hint), words
+    return lambda value: free or isinstance(value, cast(type, hint)), words

@@ -15,7 +15,7 @@ A target may select one output. Pixels are those of the model's frame, the size 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, cast, get_args
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
-from seecause.models.block import wide
+from seecause.models.block import Fn, Size, wide
 from seecause.models.preprocess import Preprocess
 
 Score = Literal["prob", "logprob", "logit"]
@@ -50,7 +50,7 @@ class Target:
 
     classes: Tensor | None = None
     against: Tensor | None = None
-    function: Callable[[Tensor], Tensor] | None = None
+    function: Fn | None = None
     logits: Tensor | None = None  # [B, C] of the plain run that `bind` used
     sigmoid: bool = False  # whether each class has a probability of its own
 
@@ -84,19 +84,16 @@ class Target:
             raise BadOption("score", kind, f"one of {', '.join(get_args(Score))}")
         logits = wide(logits)
         if self.function is not None:
-            return self._function_scores(logits.flatten(0, -2)).unflatten(0, logits.shape[:-1])
+            rows = logits.flatten(0, -2)
+            scores: Any = self.function(rows)
+            if getattr(scores, "shape", None) != (len(rows),):
+                expected = "a function of logits [M, C] that gives one number for each row, [M]"
+                raise BadOption("target", self.function, expected)
+            return scores.unflatten(0, logits.shape[:-1])
         assert self.classes is not None
         if self.against is not None:
             return pick(logits, self.classes) - pick(logits, self.against)
         return pick(spread(logits, kind, sigmoid=self.sigmoid), self.classes)
-
-    def _function_scores(self, logits: Tensor) -> Tensor:
-        assert self.function is not None
-        scores: Any = self.function(logits)
-        if getattr(scores, "shape", None) != (len(logits),):
-            expected = "a function of logits [M, C] that gives one number for each row, [M]"
-            raise BadOption("target", self.function, expected)
-        return scores
 
     def record(self, model: ImageModel) -> dict[str, Any]:
         """The target for manifests."""
@@ -128,7 +125,7 @@ def parse(model: ImageModel, spec: Spec, batch: int) -> Target:
     if spec is None:
         return made()
     if callable(spec) and not isinstance(spec, Tensor):
-        return made(function=cast(Callable[[Tensor], Tensor], spec))
+        return made(function=cast(Fn, spec))
     if isinstance(spec, tuple) and len(spec) == 2:
         first, second = (_indices(model, [part] * batch) for part in spec)
         return made(first, second)
@@ -169,7 +166,9 @@ def best_answers(
     """The `count` most probable classes of each image [B, C], then the explained ones that are
     not among them. Without a target the first is the explained one."""
     best = probabilities.topk(min(count, probabilities.shape[-1])).indices
-    explained = best[:, :1] if target is None else _explained(target, best)
+    # a contrast explains two classes, a function of logits none
+    columns = [best[:, 0]] if target is None else [t.to(best) for t in target.tensors]
+    explained = torch.stack(columns, dim=1) if columns else best[:, :0]
     both = torch.cat([best, explained], dim=1)
     values = probabilities.gather(1, both).tolist()
     answers = []
@@ -179,15 +178,9 @@ def best_answers(
     return answers
 
 
-def _explained(target: Target, best: Tensor) -> Tensor:
-    """The explained class of each image, [B, 1], or the two of a contrast; [B, 0] for a function
-    of logits."""
-    columns = [classes.to(best)[:, None] for classes in target.tensors]
-    return torch.cat(columns, dim=1) if columns else best[:, :0]
-
-
 def _indices(model: ImageModel, names: Sequence[Any]) -> Tensor:
-    return torch.tensor([model.class_index(n) for n in names], device=model.device)
+    classes = torch.tensor([model.class_index(n) for n in names])
+    return classes.to(model.device, non_blocking=True)  # else it waits for the GPU
 
 
 def spread(logits: Tensor, kind: Score, *, sigmoid: bool = False) -> Tensor:
@@ -285,7 +278,7 @@ class Region:
             points = torch.stack([points[0].floor(), points[1].ceil()])
         return Region(points.flatten().tolist(), self.label)
 
-    def mask(self, size: tuple[int, int]) -> Tensor:
+    def mask(self, size: Size) -> Tensor:
         """Its pixels [H, W] in a frame of `size`; what lies outside of the frame is cut off."""
         where: Any = self.where
         if isinstance(where, Tensor):
@@ -299,7 +292,7 @@ class Region:
         return mask
 
 
-def rectangle(corners: Sequence[int], size: tuple[int, int]) -> Tensor:
+def rectangle(corners: Sequence[int], size: Size) -> Tensor:
     """The pixels [H, W] of a box x0, y0, x1, y1, cut to the frame; a box outside of it has none."""
     x0, y0, x1, y1 = (max(0, corner) for corner in corners)
     mask = torch.zeros(size, dtype=torch.bool)

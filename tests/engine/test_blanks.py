@@ -1,7 +1,5 @@
 """Blank pictures and their kept runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -31,6 +29,7 @@ def test_noise_is_drawn_by_its_seed_and_blurred_by_a_28th_of_the_longer_side():
     model = view(tiny("timm_deit3"), check=False)
     drawn = noise(1, 3, 32, 48, seed=3)
     assert torch.equal(blank_image(model, (32, 48), "noise", seed=3), drawn)
+    assert torch.equal(blank_image(model, (32, 48), "noise", seed=4), noise(1, 3, 32, 48, seed=4))
     line, side = gaussian(7, 48 / 28), 3  # pixels around, at least as many as two deviations
     padded = torch.nn.functional.pad(drawn, (side,) * 4, mode="reflect")
     soft = torch.einsum("bcyxij,i,j->bcyx", padded.unfold(2, 7, 1).unfold(3, 7, 1), line, line)

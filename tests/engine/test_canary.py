@@ -1,7 +1,5 @@
 """An intervention that does not happen is an error on its first use, not a comparison in a test."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -74,7 +72,7 @@ def test_a_patch_that_is_dropped_is_refused_when_used(monkeypatch):
         sc.patch(model, images[:1], images[1:], [[sc.Site(0)]])
 
 
-def test_the_check_runs_once():
+def test_the_check_runs_once_for_the_same_weights():
     model, runs = wrapped(), []
     model.native = lambda images, native=model.native: runs.append(1) or native(images)
     images = torch.rand(2, 3, *model.preprocess.size, dtype=torch.float64)
@@ -83,3 +81,7 @@ def test_the_check_runs_once():
         with sc.background.ablate(model, [(0, 1)]):
             model(images)
     assert len(runs) == 2  # one of each kind
+    with torch.no_grad():
+        model.module.head.bias.add_(1)
+    sc.patch(model, images[:1], images[1:], [[]])
+    assert len(runs) == 3

@@ -1,7 +1,5 @@
 """One budget bounds what runs at once, and running out of memory is survived and recorded."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

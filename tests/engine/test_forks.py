@@ -1,7 +1,5 @@
 """Many sets of heads at once, against one run of the ablated model for each."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -19,14 +17,13 @@ from seecause.engine.forks import (
 )
 from seecause.engine.walk import walk
 from seecause.models.block import zero_heads
-from tests.helpers import hooks, view
+from tests.helpers import hooks, ready, view
 from tests.tiny import FAMILIES, pictures, tiny
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sets_of_heads_are_what_ablated_models_answer_also_inside_an_ablated_one(family):
-    native = tiny(family)
-    model, images = view(native, check=False), pictures(native)
+    native, model, images = ready(family)
     last = model.n_layers - 1
     sets = [[], [(0, 0)], [(last, 0)], [(0, 1), (last, 1)], [(0, 0)]]
     gates = torch.stack([gates_without(model, heads) for heads in sets])
@@ -47,8 +44,7 @@ def test_sets_of_heads_are_what_ablated_models_answer_also_inside_an_ablated_one
 
 @pytest.mark.parametrize("layer", [0, 1])
 def test_a_gate_may_be_half_open(layer):
-    native = tiny("timm_deit3")
-    model, images = view(native, check=False), pictures(native)
+    _, model, images = ready("timm_deit3")
     gates = torch.ones(2, model.n_layers, model.n_heads, dtype=images.dtype)
     gates[1, layer, 0] = 0.5
     with torch.no_grad():
@@ -60,8 +56,7 @@ def test_a_gate_may_be_half_open(layer):
 
 def test_sets_that_begin_at_different_blocks_keep_their_answers():
     """Gates above 1 sort behind those below: sets are not in the order of their first blocks."""
-    native = tiny("timm_deit3")
-    model, images = view(native, check=False), pictures(native)
+    _, model, images = ready("timm_deit3")
     gates = torch.ones(4, model.n_layers, model.n_heads, dtype=images.dtype)
     gates[0, 1, 0], gates[1, 0, 1], gates[2, 1, 1] = 0, 2, 2
     with torch.no_grad():
@@ -77,8 +72,7 @@ def from_the_last(layer, carried, tokens):
 
 @torch.no_grad()
 def test_gates_of_each_picture_mix_its_heads_with_those_of_another():
-    native = tiny("timm_registers")
-    model, images = view(native, check=False), pictures(native, batch=3)
+    _, model, images = ready("timm_registers", 3)
     gates = torch.rand(2, model.n_layers, 3, generator=torch.Generator().manual_seed(0)).double()
     logits = gated_logits(model, images, gates, content=from_the_last)
     donor = [s.carried for s in walk(model, model.embed(images[2:]), model.at(images[2:]))]
@@ -93,8 +87,7 @@ def test_gates_of_each_picture_mix_its_heads_with_those_of_another():
 @torch.no_grad()
 def test_replaced_heads_carry_what_another_picture_carries(limit):
     """Some pictures are forked, the last one only gives; in chunks or not, plain answers stay."""
-    native = tiny("timm_registers")
-    model, images = view(native, check=False), pictures(native, batch=3)
+    _, model, images = ready("timm_registers", 3)
     heads, seen = [(2, 1), (0, 0), (2, 0), (2, 2), (3, 2)], {}
 
     def each(layer, chosen, logits):
@@ -139,8 +132,7 @@ def test_logits_hang_on_what_heads_carried_and_on_nothing_before():
 
 @torch.no_grad()
 def test_the_mean_of_what_heads_carry_does_not_hang_on_chunks():
-    native = tiny("timm_deit3")
-    model, images = view(native, check=False), pictures(native, batch=3)
+    _, model, images = ready("timm_deit3", 3)
     steps = walk(model, model.embed(images), model.at(images))
     expected = [step.carried.mean(dim=0) for step in steps]
     for limit in (None, 1):

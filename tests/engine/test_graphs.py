@@ -13,10 +13,11 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.attribution.caap import make_plan, sweep
 from seecause.engine import graphs
-from seecause.engine.graphs import captured, without_graphs
+from seecause.engine.graphs import captured
 from seecause.engine.sweep import selection
 from seecause.engine.trace import blank_image
 from seecause.loading import wrap
+from tests.helpers import without_graphs
 
 SETTINGS = [
     {"tail": "source"},
@@ -80,11 +81,6 @@ def test_graphs_have_a_part_in_plain_runs_on_cuda_only(monkeypatch):
     with torch.no_grad():
         assert graphs.usable((there, there))
         assert not graphs.usable((there, here)) and not graphs.usable(())
-        with graphs.without_graphs():
-            with graphs.without_graphs():
-                pass
-            assert not graphs.usable((there,))
-        assert graphs.usable((there,))  # and again behind it
         torch.set_autocast_enabled("cuda", True)
         assert not graphs.usable((there,))
         torch.set_autocast_enabled("cuda", False)

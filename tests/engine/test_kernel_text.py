@@ -1,7 +1,5 @@
 """The kernels for text rows, interpreted where there is no GPU, against the plain functions."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

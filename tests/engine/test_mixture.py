@@ -1,8 +1,6 @@
 """Slopes of mixtures in pieces that fit, and models without a gradient, which are refused by the
 part that loses it, once for each of their states."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

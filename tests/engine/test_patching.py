@@ -1,38 +1,22 @@
 """`run` and `patch`: record anything, put anything from one run into another."""
 
-from __future__ import annotations
-
-from dataclasses import replace
-
 import pytest
 import torch
 from torch.testing import assert_close
 
 import seecause as sc
 from seecause.engine.chunks import budget
-from seecause.engine.patching import run_patched
 from seecause.errors import BadOption, NotDefined
-from tests.helpers import view
+from tests.helpers import ready, view
 from tests.reference import caap as reference
 from tests.tiny import FAMILIES, pictures, tiny
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_recorded_block_outputs_are_the_native_ones(family):
-    native = tiny(family)
-    model, images = view(native, check=False), pictures(native)
-    logits, cache = sc.run(
-        model,
-        images,
-        cache=[
-            "embed",
-            "blocks.2.in",
-            "blocks.2.out",
-            "blocks.2.heads",
-            "blocks.2.kv",
-            "blocks.2.probs",
-        ],
-    )
+    native, model, images = ready(family)
+    names = ["embed", *(f"blocks.2.{part}" for part in ("in", "out", "heads", "kv", "probs"))]
+    logits, cache = sc.run(model, images, cache=names)
     expected = reference.states(native.forward, native.blocks, images)
     assert_close(logits, native.forward(images), atol=1e-10, rtol=0)
     for name, level in (("embed", 0), ("blocks.2.in", 2), ("blocks.2.out", 3)):
@@ -111,29 +95,6 @@ def test_impossible_sites_are_refused(site, said):
 
 
 @torch.no_grad()
-def test_heads_of_keys_are_counted_where_heads_share_them():
-    native = tiny("timm_deit3")
-    model, (base, source) = view(native, check=False), pictures(native).split(1)
-
-    def shared(block):
-        def project(x):
-            q, k, v = block.project(x)
-            return q, k[:, :, :1], v[:, :, :1]
-
-        return replace(block, kv_heads=1, project=project)
-
-    # no native model of this kind: `patch` would refuse the view
-    model.blocks = [shared(block) for block in model.blocks]
-    sets = [[sc.Site(1, "kv", heads=heads)] for heads in (None, [0], [])]
-    every, first, none = run_patched(model, base, source, sets)
-    assert_close(every, first, atol=1e-12, rtol=0)
-    assert_close(none, model(base), atol=1e-12, rtol=0)
-    assert (every - none).abs().max() > 1e-3
-    with pytest.raises(IndexError):
-        run_patched(model, base, source, [[sc.Site(1, "kv", heads=[1])]])
-
-
-@torch.no_grad()
 def test_tokens_may_be_a_tensor_an_array_or_a_range():
     native = tiny("timm_deit3")
     model, (base, source) = view(native, check=False), pictures(native).split(1)
@@ -155,8 +116,7 @@ def test_recorded_heads_have_their_own_width_where_blocks_hide_keys():
 
 
 def test_sources_and_sets_that_do_not_fit_are_refused():
-    native = tiny("timm_deit3")
-    model, images = view(native), pictures(native)
+    native, model, images = ready("timm_deit3", check=True)
     for wrong in ([], [sc.Site(0)]):
         with pytest.raises(BadOption, match="sets of sites, at least one"):
             sc.patch(model, images, images, wrong)

@@ -1,8 +1,6 @@
 """Sweeps where special tokens are pooled, too, or live in another order than theirs (no family of
 ours does it by default), and token sets: what follows from a selection is worked out once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer

@@ -1,7 +1,5 @@
 """Dropped tokens: the engine equals a native run on what is left."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -21,8 +19,8 @@ from seecause.engine.trace import (
     walk_back,
 )
 from seecause.errors import BadOption
-from tests.helpers import noise, view
-from tests.tiny import pictures, tiny
+from tests.helpers import noise, ready, view
+from tests.tiny import tiny
 
 
 def some_patches(batch: int, patches: int, *, seed: int = 0) -> torch.Tensor:
@@ -33,22 +31,14 @@ def some_patches(batch: int, patches: int, *, seed: int = 0) -> torch.Tensor:
     return keep
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "timm_registers",
-        "timm_deit3",
-        "timm_mean",
-        "timm_mean_with_class",
-        "timm_map",
-        "timm_distilled",
-        "timm_swiglu",
-    ],
-)
+FAMILIES = ["timm_registers", "timm_deit3", "timm_mean", "timm_mean_with_class", "timm_map"]
+FAMILIES += ["timm_distilled", "timm_swiglu"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_dropped_tokens_equal_a_native_run_without_them(family):
-    native = tiny(family)
-    model, images = view(native, check=False), pictures(native, batch=3)
+    native, model, images = ready(family, 3)
     layout, module = model.check(images), native.module
     keep = some_patches(3, layout.n_patches)
     for start in (0, 2):
@@ -64,37 +54,9 @@ def test_dropped_tokens_equal_a_native_run_without_them(family):
         assert_close(kept, torch.cat(expected), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "timm_registers",
-        "timm_mean",
-        "timm_map",
-        "timm_eva",
-        "timm_eva_registers",
-        "hf_dinov2",
-        "hf_dinov3",
-        "hf_siglip",
-    ],
-)
-@torch.no_grad()
-def test_images_may_keep_different_numbers_of_patches(family):
-    native = tiny(family)
-    model, images = view(native, check=False), pictures(native, batch=3)
-    layout = model.check(images)
-    keep, h0 = some_patches(3, layout.n_patches), model.embed(images)
-    alone = torch.cat(
-        [kept_logits(model, h0[i : i + 1], keep[i : i + 1], layout.at()) for i in range(3)]
-    )
-    assert_close(kept_logits(model, h0, keep, layout.at()), alone, atol=1e-12, rtol=0)
-    h0[:, layout.patches][~keep] += 100  # what was dropped
-    assert_close(kept_logits(model, h0, keep, layout.at()), alone, atol=1e-12, rtol=0)
-
-
 @torch.no_grad()
 def test_many_choices_run_together_or_in_chunks():
-    native = tiny("timm_eva_registers")
-    model, images = view(native, check=False), pictures(native)
+    _, model, images = ready("timm_eva_registers")
     layout = model.check(images)
     keep = torch.stack(
         [some_patches(2, layout.n_patches, seed=s) for s in (3, 4, 5)], dim=1
@@ -112,8 +74,7 @@ def test_many_choices_run_together_or_in_chunks():
 
 @torch.no_grad()
 def test_a_run_is_recorded_where_it_was_asked_for_and_can_begin_there():
-    native = tiny("timm_registers")
-    model, images = view(native, check=False), pictures(native)
+    native, model, images = ready("timm_registers")
     whole = record(model, images, states=range(model.n_layers + 1), kv={2})
     assert_close(whole.logits, native.forward(images), atol=1e-12, rtol=0)
     assert set(whole.states) == set(range(model.n_layers + 1)) and set(whole.kv) == {2}
@@ -164,8 +125,7 @@ def test_the_queries_of_a_pool_are_averaged_and_add_no_token():
 
 @pytest.mark.parametrize(("family", "count"), [("timm_deit3", 4), ("timm_map", 5)])
 def test_attentions_are_blocks_and_a_latent_pool(family, count):
-    native = tiny(family)
-    model, images = view(native, check=False), pictures(native)
+    _, model, images = ready(family)
     assert n_attentions(model) == count == len(list(attention_probs(model, images)))
     last = list(attention_probs(model, images, start=count - 1))
     assert len(last) == 1 and last[0].shape[-1] == model.layout.tokens

@@ -1,7 +1,5 @@
 """What the probes of the verified wrap measure, and where each of them draws the line."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -60,13 +58,16 @@ def places(monkeypatch):
     return at
 
 
-def near(grid: tuple[int, int], features, probe: str = "locality") -> Probe:
-    """The probe of feature maps; those of `places` have a second, finer level."""
+def near(grid: tuple[int, int], features, probe: str = "locality", large=None) -> Probe:
+    """The probe of feature maps; those of `places` have a second, finer level, or one with other
+    features that are a thousand times larger."""
 
     def levels(image: Tensor) -> list[Tensor]:
         maps = features(image)
         if probe == "locality":
             return [maps]
+        if large is not None:
+            return [maps, maps, 1000 * large(image)]
         maps[:, :, 0, 1] += 50 * image.sum()  # a place that every change moves
         return [maps, F.interpolate(maps, scale_factor=2) / 1000]  # levels count alike
 
@@ -124,3 +125,5 @@ def test_levels_count_alike_and_what_every_change_moves_does_not(places):
     with pytest.raises(ViewMismatch, match="the column where features move") as refusal:
         near(GRID, moving(GRID, {}, mirrored), "places")
     assert refusal.value.probe == "places"
+    minority = moving(GRID, {}, mirrored)
+    assert near(GRID, moving(GRID, {}, {}), "places", large=minority).worst < 0.5

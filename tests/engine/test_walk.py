@@ -1,7 +1,5 @@
 """The one loop over blocks: reading gives what the block computes, setting changes what it uses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

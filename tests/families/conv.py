@@ -3,8 +3,6 @@
 `blocks` are the native modules that end the stages, in order.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

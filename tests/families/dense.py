@@ -1,7 +1,5 @@
 """Small detectors and models of pixels of transformers, from configs alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tiny film models of transformers."""
 
-from __future__ import annotations
-
 import transformers
 from torch import Tensor
 

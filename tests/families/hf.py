@@ -4,8 +4,6 @@ SigLIP.
 Where a config takes square pictures only, positions are interpolated to `SIZE`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Tiny vision-language models of every supported family, with processors made from nothing: no
 download."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Tiny vision-language models whose image tokens stand in other ways, with native inputs made by
 hand: no processor, no download."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

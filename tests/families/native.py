@@ -1,7 +1,5 @@
 """What every family says about its tiny model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny open_clip models, zero-shot over five classes."""
 
-from __future__ import annotations
-
 from tests.families.native import HALF, SIZE, TEXT, Native, matrix, prompts
 
 TEXT_TOWER = dict(context_length=8, vocab_size=64, width=16, heads=2, layers=1)

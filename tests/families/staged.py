@@ -6,8 +6,6 @@ statistics.
     planes [B, C, h, w]    last [B, h, w, C]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny timm models: `VisionTransformer`, its distilled DeiT, and `Eva`."""
 
-from __future__ import annotations
-
 from tests.families.native import HALF, SIZE, Native
 
 

@@ -1,7 +1,5 @@
 """Tiny torchvision vision transformers (square pictures only)."""
 
-from __future__ import annotations
-
 from tests.families.native import HALF, Native
 
 

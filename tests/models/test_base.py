@@ -1,7 +1,5 @@
 """What every view has: names of its classes, what it refuses, and what results say about it."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

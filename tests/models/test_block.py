@@ -1,7 +1,5 @@
 """Joints of a block: native parts by name, packed attention."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

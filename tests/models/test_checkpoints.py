@@ -1,7 +1,5 @@
 """Checkpoints as trainings leave them: wrapped, prefixed, averaged, adapted, in folders."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from pathlib import Path

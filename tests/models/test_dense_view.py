@@ -1,8 +1,6 @@
 """Views of detectors and models of pixels: every family equals its native module, and one that
 reads the picture in another way than its view does is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers as hf
@@ -11,7 +9,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.engine.verify import verify
 from seecause.errors import UnknownName, ViewMismatch
-from seecause.models.dense import Places, rectangle
+from seecause.models.dense import Places, corners_of, rectangle
 from tests.families.dense import DENSE, tiny_dense
 from tests.reference.rows import output_of, overwritten
 from tests.tiny import pictures
@@ -104,6 +102,11 @@ def test_chosen_queries_stay_those_of_the_explained_picture():
 def test_pixels_of_a_box_are_those_inside_of_the_frame(corners, rows, columns):
     mask = rectangle(corners, (6, 8))
     assert mask.nonzero().tolist() == [[row, column] for row in rows for column in columns]
+
+
+def test_corners_of_a_box_are_in_pixels_of_the_frame():
+    corners = corners_of(torch.tensor([0.5, 0.25, 0.5, 0.5]), (100, 200))
+    assert corners.tolist() == [50, 0, 150, 50]
 
 
 def test_windows_that_lose_their_places_are_refused():

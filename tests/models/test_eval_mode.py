@@ -1,7 +1,5 @@
 """Dropout, autocast and inference mode of the caller change no result."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

@@ -1,8 +1,6 @@
 """Films: the view equals its native model, CAAP and mosaic their definitions, and files become what
 the library's own processor makes of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -21,8 +19,6 @@ from tests.families.film import FRAMES, SIDE, as_frames, videomae, vjepa2
 from tests.helpers import noise
 from tests.reference import caap as slow_caap
 from tests.tiny import scramble
-
-CELLS = (3, 2, 3)
 
 
 @pytest.fixture(scope="module", params=[videomae, vjepa2])

@@ -1,8 +1,6 @@
 """Damaged and hostile models and results: only errors of ours leave the library, and no code of a
 folder runs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Grids of image tokens: where each token lies, and what has no place."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """One door for pictures: what people have is taken, and what is no picture is refused in words."""
 
-from __future__ import annotations
-
 import logging
 import pickle
 from functools import cache

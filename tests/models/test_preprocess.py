@@ -1,7 +1,5 @@
 """Pictures are cut as the libraries that trained the models cut them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 """Swin and ConvNeXt as networks of stages: equal to the native model, CAAP and mosaic equal to
 hooks on it, refused when changed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -1,8 +1,6 @@
 """Convolutional views: stages of native modules that can be left and entered anywhere, and a wrong
 split is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import MagicMock

@@ -1,15 +1,17 @@
-"""Views of every family: they compute what the native model computes, they split into rows, and a
-wrong one is refused."""
-
-from __future__ import annotations
+"""Views of every family: they compute what the native model computes, and a wrong one, or a
+family that is not read, is refused in words."""
 
 import pytest
+import timm
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.testing import assert_close
 
+import seecause as sc
 from seecause.errors import UnsupportedModel, ViewMismatch
 from seecause.loading import wrap
+from seecause.models.parts import find_parts
 from tests.families.native import HALF, SIZE, matrix
 from tests.helpers import hooks, noise, view
 from tests.tiny import FAMILIES, pictures, scramble, tiny
@@ -31,35 +33,6 @@ def test_a_view_answers_like_its_native_model_and_leaves_nothing_on_it(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_views_hold_in_single_precision(family):
     view(tiny(family, dtype=torch.float32))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_blocks_work_on_any_rows(family):
-    model = view(tiny(family), check=False)
-    block, layout = model.blocks[1], model.layout
-    at = layout.at()
-    h = noise(2, layout.tokens, _width(model))
-    o, gate = (
-        noise(2, layout.tokens, block.heads, block.head_dim, seed=1),
-        noise(2, layout.tokens, block.heads, seed=2),
-    )
-    some = torch.randperm(layout.tokens, generator=torch.Generator().manual_seed(3))[:7]
-    each = torch.stack([some, some.flip(0)])  # other rows in each picture
-
-    every = block.qkv(h, at)
-    for got, full in zip(block.qkv(h[:, some], at.take(some)), every, strict=True):
-        assert_close(got, full[:, :, some], atol=1e-12, rtol=0)
-    picked = torch.stack([h[0, each[0]], h[1, each[1]]])
-    for got, full in zip(block.qkv(picked, at.take(each)), every, strict=True):
-        assert_close(
-            got, torch.stack([full[0][:, each[0]], full[1][:, each[1]]]), atol=1e-12, rtol=0
-        )
-    assert_close(
-        block.finish(h[:, some], o[:, some], gate[:, some]),
-        block.finish(h, o, gate)[:, some],
-        atol=1e-12,
-        rtol=0,
-    )
 
 
 def test_nan_weights_are_refused():
@@ -193,6 +166,33 @@ def test_other_sizes_are_taken_where_the_library_takes_them(family, free):
         assert_close(model(images), native.forward(images), atol=1e-10, rtol=0)
 
 
-def _width(model) -> int:
-    block = model.blocks[0]
-    return block.heads * block.head_dim
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("xcit_nano_12_p8_224", "timm Xcit is not supported: its attention is between channels"),
+        ("mvitv2_tiny", "timm MultiScaleVit is not supported: its queries and keys are pooled"),
+        ("nest_tiny", "timm Nest is not supported: its attention is within blocks"),
+        ("sequencer2d_s", "timm Sequencer2d is not supported: no view of this class is written"),
+    ],
+)
+def test_what_is_not_read_is_refused_by_name(name, words):
+    with torch.device("meta"):
+        module = timm.create_model(name)
+    with pytest.raises(UnsupportedModel, match=words):
+        find_parts(module)
+
+
+def test_a_class_derived_from_one_of_timm_is_read_as_that_and_compared():
+    class Mine(VisionTransformer):
+        pass
+
+    class Doubled(VisionTransformer):
+        def forward_features(self, *args, **options):
+            return 2 * super().forward_features(*args, **options)
+
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    native = scramble(Mine(**sizes, num_classes=5))
+    images = torch.randn(1, 3, 32, 32)
+    assert_close(sc.wrap(native, **HALF)(images), native(images))
+    with pytest.raises(ViewMismatch):
+        sc.wrap(scramble(Doubled(**sizes, num_classes=5)), **HALF)

@@ -1,8 +1,6 @@
 """Keys hidden by facts about their tokens: exact for every family, head by head, and wherever
 the keys go."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

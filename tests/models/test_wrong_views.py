@@ -1,8 +1,6 @@
 """The verified wrap itself: a view with one ingredient missing must be refused, with the probe and
 the block named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

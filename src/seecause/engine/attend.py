@@ -90,7 +90,7 @@ class Groups:
     @cached_property
     def padded(self) -> Tensor:
         """Rows of each group, [G, width]; padding repeats row 0 of the sequence."""
-        return self._send(pad_sequence(torch.arange(self.rows).split(self.sizes.tolist()), True))
+        return self._send(pad_sequence([*torch.arange(self.rows).split(self.sizes.tolist())], True))
 
     @cached_property
     def valid(self) -> Tensor:
@@ -172,7 +172,7 @@ def attend(
     own: Own | None = None,
     *,
     scale: float,
-) -> tuple[Tensor, Tensor]:
+) -> Part:
     """Rows q [B, H, R, dh] over all banks and their own group -> o [B, R, H, dh], lse [B, R, H]
     (float32 or float64).
 
@@ -190,9 +190,7 @@ def attend(
     return explicit(q, banks, own, scale=scale)
 
 
-def explicit(
-    q: Tensor, banks: Sequence[Bank], own: Own | None = None, *, scale: float
-) -> tuple[Tensor, Tensor]:
+def explicit(q: Tensor, banks: Sequence[Bank], own: Own | None = None, *, scale: float) -> Part:
     """`attend` in plain torch, with all scores in memory; differentiable."""
     parts = [_softmax_part(_bank_scores(q, bank, scale), bank.v) for bank in banks]
     if own is not None:
@@ -215,7 +213,7 @@ def attend_groups(step: Step, banks: Sequence[Bank], queries: Groups, keys: Grou
     return lse
 
 
-def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> Part:
     """Partial outputs [.., R, dh] with their lse [.., R] -> the output and lse over all keys; rows
     without a key give 0."""
     total = torch.logsumexp(torch.stack(list(lses)), dim=0)
@@ -240,7 +238,7 @@ def attention_weights(q: Tensor, bank: Bank, *, scale: float) -> Tensor:
     return torch.softmax(_bank_scores(q, bank, scale), dim=-1)
 
 
-def _own_part(q: Tensor, own: Own, scale: float) -> tuple[Tensor, Tensor]:
+def _own_part(q: Tensor, own: Own, scale: float) -> Part:
     """Every group attends to itself: pad groups to one width and fold them into the batch."""
     if own.queries.each is not None and own.keys.each is not None:
         return _even_part(q, own, scale)
@@ -261,7 +259,7 @@ def _own_part(q: Tensor, own: Own, scale: float) -> tuple[Tensor, Tensor]:
     return o[:, :, own.queries.unpadded], lse[:, :, own.queries.unpadded]
 
 
-def _even_part(q: Tensor, own: Own, scale: float) -> tuple[Tensor, Tensor]:
+def _even_part(q: Tensor, own: Own, scale: float) -> Part:
     """`_own_part` for groups of equal size. Uses elementwise multiplication and a sum instead of
     `bmm`, which is slow for thousands of tiny matrices."""
     share, count = q.shape[1] // own.k.shape[1], len(own.keys)
@@ -305,7 +303,7 @@ def _bank_scores(q: Tensor, bank: Bank, scale: float) -> Tensor:
     return scores
 
 
-def _softmax_part(scores: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _softmax_part(scores: Tensor, v: Tensor) -> Part:
     """Scores [B, H, R, K] and v -> output [B, H, R, dh] and lse [B, H, R], both wide; empty rows
     give 0 and -inf."""
     top = scores.amax(dim=-1, keepdim=True).detach()

@@ -7,8 +7,8 @@ another path than the one that was edited. So an intervention is checked when a 
     without an edit   the output is unchanged, bit for bit
     with a known one  the native output changes as the engine computes
 
-Passed checks are cached in the view until its weights change (`model.forget()`), so that repeated
-calls cost nothing. Edits of vision-language models are checked in `lvlm/edit.py`, hidden patches of
+Passed checks are cached in the view until one of its parameters changes, so that repeated calls
+cost little. Edits of vision-language models are checked in `lvlm/edit.py`, hidden patches of
 iFAM in `faithful/interventions.py`, exported checkpoints where they are written.
 """
 
@@ -23,9 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seecause.engine.forks import Head
 from seecause.engine.verify import Probe, random_images, tolerance_of
 from seecause.errors import EditLost, UnsupportedModel
-from seecause.models.base import ImageModel, library_versions
+from seecause.models.base import ImageModel, library_versions, weights_key
 from seecause.models.block import columns, find_attention, find_output
 from seecause.models.view import VisionModel
 
@@ -40,7 +41,10 @@ class Proof(Probe):
 
 
 def once(model: Any, kind: str | None, check: Callable[[], Proof]) -> Proof:
-    """The proof of one kind of edit, made on its first use."""
+    """The proof of one kind of edit, made on its first use and again when a parameter changed."""
+    key = weights_key([tensor for tensor in model.tensors() if isinstance(tensor, nn.Parameter)])
+    if model.memo.get("proven weights") != key:
+        model.memo.update({"proven weights": key, "proofs": {}})
     proofs: dict[str | None, Proof] = model.memo.setdefault("proofs", {})
     if kind not in proofs:
         proofs[kind] = check()
@@ -88,7 +92,7 @@ def used_versions() -> str:
     return ", ".join(f"{name} {versions[name]}" for name in ("torch", "timm", "transformers"))
 
 
-def some_heads(model: Any) -> list[tuple[int, int]]:
+def some_heads(model: Any) -> list[Head]:
     """Half of the heads of every block, drawn with a fixed seed: never all, never a shift of the
     others."""
     generator = torch.Generator().manual_seed(0)
@@ -99,7 +103,7 @@ def some_heads(model: Any) -> list[tuple[int, int]]:
     return chosen
 
 
-def gates_of(model: Any, heads: Iterable[tuple[int, int]]) -> Tensor:
+def gates_of(model: Any, heads: Iterable[Head]) -> Tensor:
     """Ones [L, H], zero at `heads`."""
     gates = torch.ones(model.n_layers, model.n_heads)
     for layer, head in heads:
@@ -108,7 +112,7 @@ def gates_of(model: Any, heads: Iterable[tuple[int, int]]) -> Tensor:
 
 
 @contextmanager
-def without_columns(model: VisionModel, heads: Iterable[tuple[int, int]]) -> Iterator[None]:
+def without_columns(model: VisionModel, heads: Iterable[Head]) -> Iterator[None]:
     """Inside the block, native output projections have zeros where they read `heads`. The native
     parameters themselves are put back, unchanged."""
     with ExitStack() as stack:
@@ -170,7 +174,7 @@ def prove_patch(model: VisionModel) -> Proof:
 @torch.no_grad()
 def prove_export(
     model: VisionModel,
-    heads: Iterable[tuple[int, int]],
+    heads: Iterable[Head],
     folder: Path,
     reload: Callable[[], VisionModel],
 ) -> Proof:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -180,3 +181,18 @@ def machine(device: torch.device | str) -> str:
     if where.type == "cuda":
         return torch.cuda.get_device_name(where)
     return f"{platform.machine()} CPU"
+
+
+def beside(device: torch.device) -> AbstractContextManager[Any]:
+    """What is launched inside the block waits for what was launched before this call, and not for
+    what is launched in between: a copy to the CPU waits for nothing else."""
+    if device.type != "cuda":
+        return nullcontext()
+    stream = _side_stream(device)
+    stream.wait_event(torch.cuda.current_stream(device).record_event())
+    return torch.cuda.stream(stream)
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)

@@ -33,9 +33,7 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -53,7 +51,6 @@ MOST = 32  # maximum number of graphs on one device
 SHARE = 0.25  # share of a device's memory for all graphs
 SWITCH = "SEECAUSE_GRAPHS"  # "0" in the environment turns graphs off
 
-_off: ContextVar[bool] = ContextVar("seecause_graphs_off", default=False)
 _lock = threading.RLock()  # CUDA records one graph at a time in a process
 _pools: dict[torch.device, _Pool] = {}
 
@@ -96,8 +93,7 @@ def usable(tensors: tuple[Tensor, ...]) -> bool:
     """Whether graphs apply to this call: on CUDA, nothing to differentiate, not inside another
     recording, and not switched off."""
     return (
-        not _off.get()
-        and os.environ.get(SWITCH) != "0"
+        os.environ.get(SWITCH) != "0"
         and bool(tensors)
         and all(tensor.is_cuda for tensor in tensors)
         and not torch.is_grad_enabled()
@@ -105,16 +101,6 @@ def usable(tensors: tuple[Tensor, ...]) -> bool:
         and not torch.is_autocast_enabled("cuda")
         and not is_recording()
     )
-
-
-@contextmanager
-def without_graphs() -> Iterator[None]:
-    """Run everything inside the block plainly, in this thread."""
-    token = _off.set(True)
-    try:
-        yield
-    finally:
-        _off.reset(token)
 
 
 def clear() -> None:
@@ -245,15 +231,11 @@ class _Pool:
 
 
 def _place(model: Any, key: Hashable, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
-    """The identity of a recording: key, inputs, and parts of the model that may be replaced."""
+    """The identity of a recording: key, inputs, parts of the model that may be replaced,
+    and settings of torch that select kernels."""
     parts = (id(model), id(getattr(model, "gates", None)), id(getattr(model, "blocks", None)))
     shapes = [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]
-    return (key, *parts, *_settings(), *shapes)
-
-
-def _settings() -> tuple[Any, ...]:
-    """Settings of torch that select kernels."""
-    return (
+    kernels = (
         torch.get_float32_matmul_precision(),
         torch.backends.cudnn.allow_tf32,
         torch.backends.cuda.flash_sdp_enabled(),
@@ -261,3 +243,4 @@ def _settings() -> tuple[Any, ...]:
         torch.backends.cuda.math_sdp_enabled(),
         torch.are_deterministic_algorithms_enabled(),
     )
+    return (key, *parts, *kernels, *shapes)

@@ -65,9 +65,7 @@ def fits(q: Tensor, banks: Sequence[Bank], own: Own | None) -> bool:
     return q.dtype in DTYPES and simple and not differentiable
 
 
-def attend(
-    q: Tensor, banks: Sequence[Bank], own: Own | None, scale: float
-) -> tuple[Tensor, Tensor]:
+def attend(q: Tensor, banks: Sequence[Bank], own: Own | None, scale: float) -> Part:
     """See `attend.attend`: q [B, H, R, dh] -> o [B, R, H, dh] in q's dtype, lse [B, R, H]
     float32."""
     batch, heads, rows, width = q.shape
@@ -133,7 +131,7 @@ def soft_fits(q: Tensor, banks: Sequence[Bank], own: Own | None) -> bool:
     )
 
 
-def attend_soft(q: Tensor, banks: Sequence[Bank], own: Own, scale: float) -> tuple[Tensor, Tensor]:
+def attend_soft(q: Tensor, banks: Sequence[Bank], own: Own, scale: float) -> Part:
     """See `attend.attend`. The log-sum-exp carries no gradient."""
     first, second = banks
     o, lse = _Soft.apply(
@@ -148,45 +146,51 @@ class _Soft(Function):
     def forward(
         ctx: Any, q: Tensor, w0: Tensor, w1: Tensor, ko: Tensor, vo: Tensor,
         k0: Tensor, v0: Tensor, k1: Tensor, v1: Tensor, scale: float, each: int,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> Part:  # fmt: skip
         batch, heads, rows, width = q.shape
         q, w0, w1 = lanes_last(q), w0.contiguous(), w1.contiguous()
         o = q.new_empty(batch, rows, heads, width)
         lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=q.device)
-        used = SOFT_ROWS // each * each
-        banks = [*_soft_bank(k0, v0, w0), *_soft_bank(k1, v1, w1), *strided(ko), *strided(vo)]
-        with device_of(q):
-            triton_kernels().forward[(-(-rows // used), heads, batch)](
-                q, *q.stride()[:3], o, *o.stride()[:3], lse, rows, heads, scale * LOG2_E,
-                *banks, EACH=each, USED=used, **_soft_shape(q),
-            )  # fmt: skip
-        ctx.save_for_backward(q, w0, w1, ko, vo, k0, v0, k1, v1, o, lse)
+        tensors = (q, w0, w1, ko, vo, k0, v0, k1, v1, o, lse)
+        _soft(tensors, (q, 0, 0, 0, q, q, q, q), scale, each, back=False)
+        ctx.save_for_backward(*tensors)
         ctx.scale, ctx.each = scale, each
         ctx.mark_non_differentiable(lse)
         return o, lse
 
     @staticmethod
     def backward(ctx: Any, grad_o: Tensor, _: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        q, w0, w1, ko, vo, k0, v0, k1, v1, o, lse = ctx.saved_tensors
-        batch, heads, rows, _ = q.shape
-        do = lanes_last(grad_o)
+        q, w0, w1, _, _, k0, v0, k1, v1, _, lse = ctx.saved_tensors
+        (batch, heads, rows, _), do = q.shape, lanes_last(grad_o)
         delta = torch.empty_like(lse)  # [B, H, R]
         dq, dk, dv = (torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3))
-        slopes = [torch.empty_like(w0), torch.empty_like(w1)]
-        used = SOFT_ROWS // ctx.each * ctx.each
-        read = (q, *q.stride()[:3], do, *do.stride()[:3], lse, delta, rows, heads)
-        read = (*read, ctx.scale * LOG2_E)
-        kernels, shape = triton_kernels(), _soft_shape(q)
+        slope = (do, *do.stride()[:3], delta, dq, dk, dv)
+        _soft(ctx.saved_tensors, slope, ctx.scale, ctx.each, back=True)
+        weights = [torch.empty_like(w0), torch.empty_like(w1)]
         banks = [_soft_bank(k0, v0, w0), _soft_bank(k1, v1, w1)]
         with device_of(q):
-            kernels.back_rows[(-(-rows // used), heads, batch)](
-                *read, ctx.scale, o, *o.stride()[:3], *banks[0], *banks[1],
-                *strided(ko), *strided(vo), dq, dk, dv, EACH=ctx.each, USED=used, **shape,
-            )  # fmt: skip
-            for bank, slope in zip(banks, slopes, strict=True):
-                tiles = (-(-slope.shape[-1] // SOFT_KEYS), -(-rows // SOFT_ROWS), batch)
-                kernels.back_weights[tiles](*read, *bank, slope, **shape)
-        return dq, *slopes, dk, dv, None, None, None, None, None, None
+            for bank, d_w in zip(banks, weights, strict=True):
+                tiles = (-(-d_w.shape[-1] // SOFT_KEYS), -(-rows // SOFT_ROWS), batch)
+                triton_kernels().back_weights[tiles](
+                    q, *q.stride()[:3], do, *do.stride()[:3], lse, delta, rows, heads,
+                    ctx.scale * LOG2_E, *bank, d_w, **_soft_shape(q),
+                )  # fmt: skip
+        return dq, *weights, dk, dv, None, None, None, None, None, None
+
+
+def _soft(
+    tensors: Sequence[Tensor], slope: Sequence[Any], scale: float, each: int, *, back: bool
+) -> None:
+    """Fill the outputs and log-sum-exps, the last two `tensors`; or, `back`, what follows the slope
+    of the outputs in `slope`."""
+    q, w0, w1, ko, vo, k0, v0, k1, v1, o, lse = tensors
+    (batch, heads, rows, _), used = q.shape, SOFT_ROWS // each * each
+    with device_of(q):
+        triton_kernels().soft[(-(-rows // used), heads, batch)](
+            q, *q.stride()[:3], o, *o.stride()[:3], lse, rows, heads, scale * LOG2_E, scale,
+            *_soft_bank(k0, v0, w0), *_soft_bank(k1, v1, w1), *strided(ko), *strided(vo), *slope,
+            EACH=each, USED=used, BACK=back, **_soft_shape(q),
+        )  # fmt: skip
 
 
 def _soft_shape(q: Tensor) -> dict[str, Any]:
@@ -271,42 +275,37 @@ class _OwnText(Function):
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         *tensors, ctx.scale = arguments
         ctx.save_for_backward(*tensors)
-        q, k = tensors[:2]
+        q = tensors[0]
         batch, (_, heads, rows, width) = max(map(len, tensors)), q.shape
         out = torch.empty(batch, rows, heads, width, dtype=q.dtype, device=q.device)
-        with device_of(q):
-            triton_kernels().text_rows[(heads, batch)](
-                *_all_strided((*tensors, out)), rows, ctx.scale,
-                **_text_shape(rows, heads, k, width),
-            )  # fmt: skip
+        _text_rows(tensors, out, [q] * 8, ctx.scale, back=False)
         return out
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Any:  # pyright: ignore
-        tensors, (batch, rows, heads, width) = ctx.saved_tensors, slope.shape
-        q, k = tensors[:2]
+        tensors = ctx.saved_tensors
         made = [torch.empty_like(slope, memory_format=torch.contiguous_format) for _ in range(5)]
-        made += [torch.empty(batch, rows, heads, device=q.device) for _ in range(3)]
-        with device_of(q):
-            triton_kernels().text_rows_back[(heads, batch)](
-                *_all_strided((*tensors, slope)), *made, rows, heads, ctx.scale,
-                **_text_shape(rows, heads, k, width),
-            )  # fmt: skip
+        made += [torch.empty(slope.shape[:3], device=slope.device) for _ in range(3)]
+        _text_rows(tensors, slope, made, ctx.scale, back=True)
         dq, dk, dv, d_seen, d_blind, d_seen_lse, d_blind_lse, d_choose = made
-        dk, dv = (x.unflatten(2, (k.shape[1], -1)).sum(dim=3) for x in (dk, dv))
+        dk, dv = (x.unflatten(2, (tensors[1].shape[1], -1)).sum(dim=3) for x in (dk, dv))
         by_head = [x.transpose(1, 2) for x in (dq, dk, dv)]
         # autograd adds up the gradients of tensors shared by all copies
         return *by_head, d_seen, d_seen_lse, d_blind, d_blind_lse, d_choose, None
 
 
-def _text_shape(rows: int, heads: int, k: Tensor, width: int) -> dict[str, Any]:
-    exact, tile = k.dtype == torch.float32, max(16, _power_of_two(rows))
-    sizes = {"SHARE": heads // k.shape[1], "ROWS": tile, "WIDTH": width, "EXACT": exact}
-    return {**sizes, "num_warps": 4}
-
-
-def _all_strided(tensors: Sequence[Tensor]) -> list[Any]:
-    return [argument for x in tensors for argument in strided(x)]
+def _text_rows(
+    tensors: Sequence[Tensor], rows: Tensor, slopes: list[Tensor], scale: float, *, back: bool
+) -> None:
+    """Fill the outputs `rows` [B, R, H, dh]; or, `back`, all `slopes` from the slope `rows`."""
+    batch, count, heads, width = rows.shape
+    k, tile = tensors[1], max(16, _power_of_two(count))
+    with device_of(rows):
+        triton_kernels().text_rows[(heads, batch)](
+            *(argument for x in (*tensors, rows) for argument in strided(x)), *slopes,
+            count, heads, scale, SHARE=heads // k.shape[1], ROWS=tile, WIDTH=width,
+            EXACT=k.dtype == torch.float32, BACK=back, num_warps=4,
+        )  # fmt: skip
 
 
 def strided(x: Tensor) -> list[Any]:

@@ -160,21 +160,24 @@ def run_patched(
         other = walk(model, model.embed(source), source_at, stop=first).end()
         donor: dict[tuple[int, str], list[Tensor]] = {}
         for step in walk(model, other, source_at, start=first, stop=last + 1):
-            for kind in (kind for kind in _PARTS if (step.index, kind) in places):
-                donor[step.index, kind] = [getattr(step, part) for part in _PARTS[kind]]
+            for kind, parts in _PARTS.items():
+                if (step.index, kind) in places:
+                    donor[step.index, kind] = [getattr(step, part) for part in parts]
 
         def run_chunk(a: int, b: int) -> Tensor:
             sets = b - a
             steps = walk(model, h.repeat(sets, 1, 1), at.copies(sets), start=first)
             for step in steps:
-                for kind in (kind for kind in _PARTS if (step.index, kind) in places):
+                for kind, parts in _PARTS.items():
+                    if (step.index, kind) not in places:
+                        continue
                     mark = _mark(model, site_sets[a:b], step.index, kind, layout.tokens)
                     mark, values = mark.to(h.device), donor[step.index, kind]
                     if kind == "resid":
                         moved = partial(_moved, _origin(site_sets[a:b], step.index, h), batch)
                         values = [moved(states) for states in values]
                         theirs = source_at.with_facts(lambda x, m=moved: m(x).flatten(0, 1))
-                    for part, new in zip(_PARTS[kind], values, strict=True):
+                    for part, new in zip(parts, values, strict=True):
                         old = getattr(step, part).unflatten(0, (sets, batch))
                         setattr(step, part, torch.where(mark, new, old).flatten(0, 1))
                     if kind == "resid":
@@ -191,9 +194,10 @@ def _origin(site_sets: Sequence[Sequence[Site]], index: int, h: Tensor) -> Tenso
     block `index`, [S, T]."""
     origin = torch.arange(h.shape[1]).repeat(len(site_sets), 1)
     for row, sites in zip(origin, site_sets, strict=True):
-        for site in (s for s in sites if s.layer == index and s.source_tokens is not None):
-            places = range(h.shape[1]) if site.tokens is None else site.tokens
-            row[_indices(places)] = _indices(site.source_tokens)
+        for site in sites:
+            if site.layer == index and site.source_tokens is not None:
+                places = range(h.shape[1]) if site.tokens is None else site.tokens
+                row[_indices(places)] = _indices(site.source_tokens)
     return origin.to(h.device)
 
 

@@ -35,7 +35,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -411,7 +411,7 @@ class Sweep:
         state = mixed(self.context.states[stop], self.donor.states[stop]).clone()
         for place, token in enumerate(self.plan.live):
             state[:, :, token] = z.unflatten(1, (len(sets), -1))[:, :, place]
-        theirs = self.donor.at.facts
+        theirs = cast(Tensor, self.donor.at.facts)  # used where there are facts
         at = self.context.at.with_facts(lambda ours: mixed(ours, theirs).flatten(0, 1))
         logits = suffix(self.model, state.flatten(0, 1), at, stop)
         return logits.unflatten(0, (batch, len(sets)))

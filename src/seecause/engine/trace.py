@@ -36,7 +36,7 @@ from seecause.engine.walk import Step, walk
 from seecause.errors import BadImage, BadOption, NotDefined
 from seecause.files import digest
 from seecause.models.base import ImageModel
-from seecause.models.block import At, Block, TokenLayout, wide
+from seecause.models.block import At, Block, Size, TokenLayout, wide
 from seecause.models.view import VisionModel
 
 Blank = Literal["white", "black", "mean", "noise", "blur-noise"]
@@ -101,7 +101,7 @@ def record(
 
 def blank_image(
     model: ImageModel,
-    size: tuple[int, int],
+    size: Size,
     blank: Blank | Tensor = "white",
     *,
     seed: int = 0,

@@ -27,7 +27,7 @@ from seecause import __version__
 from seecause._random import bits
 from seecause.errors import BadImage, BadOption, NotDefined, UnknownName, UnsupportedModel
 from seecause.files import digest
-from seecause.models.block import TokenLayout
+from seecause.models.block import Fn, Named, Size, TokenLayout
 from seecause.models.preprocess import Images, Preprocess, as_images
 
 if TYPE_CHECKING:
@@ -49,18 +49,18 @@ class ImageModel:
     family: str
     preprocess: Preprocess
     layout_at: Callable[[int, int], TokenLayout]  # image height, width -> layout
-    patch: tuple[int, int]
+    patch: Size
     # the module's own way to logits; the verified wrap compares with it
-    native: Callable[[Tensor], Tensor]
+    native: Fn
     classes: tuple[str, ...] = ()
     sigmoid: bool = False  # classes are independent (multi-label): `prob` is the sigmoid
     fixed_size: bool = True  # only `preprocess.size` can be fed
     random_weights: bool = False
     extra: nn.Module | None = None  # a head that is not part of the native module
     # templates and tokenizer that a zero-shot head was made with
-    texts: dict[str, Any] = field(default_factory=dict)
+    texts: Named = field(default_factory=dict)
     # how its library builds the module, if `sc.load` did
-    origin: dict[str, Any] = field(default_factory=dict)
+    origin: Named = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict)  # caches, keyed by `state_key`
     contents: Contents = field(default=None)  # type: ignore[assignment]  # when it was made
 
@@ -102,7 +102,7 @@ class ImageModel:
                 self.memo["n_classes"] = self(self.zeros(self.preprocess.size)).shape[-1]
         return self.memo["n_classes"]
 
-    def zeros(self, size: tuple[int, int]) -> Tensor:
+    def zeros(self, size: Size) -> Tensor:
         """One image [1, 3, H, W] of zeros, for runs that only need shapes."""
         channels = len(self.preprocess.mean)
         return torch.zeros(1, channels, *size, device=self.device, dtype=self.dtype)
@@ -172,6 +172,12 @@ class ImageModel:
     def class_name(self, index: int) -> str:
         return self.classes[index] if index < len(self.classes) else f"class {index}"
 
+    def classes_called(self, name: str) -> list[int]:
+        """The classes that have this name, else those that have it as a synonym."""
+        names, synonyms = _class_table(tuple(self.classes))
+        folded = name.casefold()
+        return names.get(folded) or synonyms.get(folded, [])
+
     def class_index(self, name: str | SupportsIndex) -> int:
         """A class by name or index. Names compare without case; one synonym of "tabby, tabby cat"
         is enough if only one class has it."""
@@ -185,11 +191,7 @@ class ImageModel:
             if not 0 <= index < self.n_classes:
                 raise BadOption("class index", index, f"0 to {self.n_classes - 1}")
             return index
-        wanted, folded = name.casefold(), [c.casefold() for c in self.classes]
-        having = [i for i, known in enumerate(folded) if known == wanted]
-        if not having:
-            synonyms = [[part.strip() for part in known.split(",")] for known in folded]
-            having = [i for i, known in enumerate(synonyms) if wanted in known]
+        having = self.classes_called(name)
         if len(having) > 1:
             listed = ", ".join(map(str, having))
             raise BadOption("class", name, f"an index, since classes {listed} share this name")
@@ -344,7 +346,7 @@ _IS_TRAINING = operator.attrgetter("training")
 class _Tables:
     """The entries of the dictionaries in which modules keep what they hold."""
 
-    def __init__(self, tables: Sequence[dict[str, Any]]):
+    def __init__(self, tables: Sequence[Named]):
         plain = all(isinstance(table, dict) for table in tables)  # those of TorchScript are not
         self._values: Any = dict.values if plain else operator.methodcaller("values")
         self._empty = [table for table in tables if not table]
@@ -360,6 +362,17 @@ class _Tables:
             and list(map(len, self._full)) == self._counts
             and all(map(operator.is_, entries, self.entries))
         )
+
+
+@lru_cache(maxsize=4)
+def _class_table(classes: tuple[str, ...]) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """The classes of each name, and of each part of a name such as "tabby, tabby cat"."""
+    names, synonyms = dict[str, list[int]](), dict[str, list[int]]()
+    for index, name in enumerate(classes):
+        names.setdefault(name.casefold(), []).append(index)
+        for part in {part.strip() for part in name.casefold().split(",")}:
+            synonyms.setdefault(part, []).append(index)
+    return names, synonyms
 
 
 def weights_key(tensors: Sequence[Tensor]) -> tuple[int, ...]:
@@ -407,7 +420,7 @@ def device_of(module: nn.Module) -> torch.device:
     return devices.pop()
 
 
-def protocol(model: ImageModel, images: Tensor) -> dict[str, Any]:
+def protocol(model: ImageModel, images: Tensor) -> Named:
     """The part of a result's manifest that describes model, preprocessing, images and versions."""
     layout = model.layout_at(images.shape[-2], images.shape[-1])
     return {
@@ -450,6 +463,14 @@ def pixels_digest(images: Tensor, before: str = "") -> str:
     for words in torch.cat(parts).cpu().numpy():
         before = digest(before, kind, words.tobytes())
     return before
+
+
+def content_keys(images: Tensor) -> Tensor:
+    """[N] int64 from 0 to 2^62: a number for each image [N, 3, H, W], which depends on its pixels
+    alone, in float32."""
+    flat = images.detach().to(torch.float32).contiguous().flatten(1)
+    parts = [_folded(part)[:, 0] for part in flat.split(16)]
+    return torch.cat(parts) & ((1 << 62) - 1) if parts else torch.zeros(0, dtype=torch.long)
 
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -26,7 +26,8 @@ releases rename them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -36,6 +37,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.errors import UnsupportedModel
+
+Size = tuple[int, int]  # height and width
+Fn = Callable[[Tensor], Tensor]
+Named = dict[str, Any]  # options and other values by name
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -54,7 +59,7 @@ def span(tokens: Sequence[int]) -> slice | list[int]:
     return slice(start, stop) if list(tokens) == list(range(start, stop)) else list(tokens)
 
 
-def pair(side: int | Sequence[int]) -> tuple[int, int]:
+def pair(side: int | Sequence[int]) -> Size:
     """Height and width as configs of transformers write them: one number is both."""
     return (side, side) if isinstance(side, int) else (side[0], side[1])
 
@@ -64,7 +69,7 @@ def pixel_cells(pixels: int, cells: int, device: torch.device | str = "cpu") -> 
     return torch.arange(pixels, device=device) * cells // pixels
 
 
-def spread_out(patches: Tensor, size: tuple[int, int]) -> Tensor:
+def spread_out(patches: Tensor, size: Size) -> Tensor:
     """Values of patches [m, gh, gw] at their pixels [m, H, W]."""
     rows, columns = (
         pixel_cells(side, cells, patches.device)
@@ -81,7 +86,7 @@ class TokenLayout:
     `class_index`, `distill_index` and `registers` are positions inside the prefix.
     """
 
-    grid: tuple[int, int]
+    grid: Size
     prefix: int
     class_index: int | None = None
     distill_index: int | None = None
@@ -108,12 +113,12 @@ class TokenLayout:
         return slice(self.prefix, self.tokens)
 
     @staticmethod
-    def of_cells(cell: tuple[int, int]) -> Callable[[int, int], TokenLayout]:
+    def of_cells(cell: Size) -> Callable[[int, int], TokenLayout]:
         """`layout_at` of images that are cut into cells of so many pixels."""
         return lambda height, width: TokenLayout((height // cell[0], width // cell[1]), prefix=0)
 
     @staticmethod
-    def of_special(grid: tuple[int, int], special: int, registers: int = 0) -> TokenLayout:
+    def of_special(grid: Size, special: int, registers: int = 0) -> TokenLayout:
         """A layout whose `special` tokens (class, distillation) and then registers come first."""
         return TokenLayout(
             grid,
@@ -176,7 +181,6 @@ class At:
 
 # ---------------------------------------------------------------- blocks
 
-Fn = Callable[[Tensor], Tensor]
 Project = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 LANES = 8  # extra channels: fused kernels need head widths that are multiples of 8
 
@@ -196,6 +200,37 @@ def chain(*steps: Fn) -> Fn:
         return x
 
     return run
+
+
+def mean_of_halves(first: Fn, second: Fn) -> Fn:
+    """Two classifiers, each of one half of the pooled features, averaged."""
+
+    def read(pooled: Tensor) -> Tensor:
+        left, right = pooled.chunk(2, dim=-1)
+        return (first(left) + second(right)) / 2
+
+    return read
+
+
+def spliced(module: nn.Module, forwards: Mapping[str, Callable[..., Any]]) -> nn.Module:
+    """A copy of `module` that shares every weight, in which modules run other functions. The module
+    itself stays as it is, so that threads may share it."""
+    top = shell(module)
+    for path, forward in forwards.items():
+        here = top
+        for name in path.split("."):
+            here._modules[name] = inner = shell(here._modules[name])
+            here = inner
+        here.forward = forward
+    return top
+
+
+def shell(module: nn.Module | None) -> nn.Module:
+    """A shallow copy whose children can be replaced without changing the module."""
+    assert module is not None
+    copied = copy.copy(module)
+    copied._modules = dict(module._modules)
+    return copied
 
 
 def first_or_none(module: Any, *names: str) -> Any:
@@ -340,7 +375,7 @@ def apart(q: Fn, k: Fn, v: Fn, head_dim: int) -> Project:
     return project
 
 
-def packed(attention: Any) -> dict[str, Any]:
+def packed(attention: Any) -> Named:
     """Arguments of `Block` for `nn.MultiheadAttention` and its subclasses. These never call their
     output projection as a module, so hooks there never fire; weights are read at each call."""
     return {

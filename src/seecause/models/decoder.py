@@ -31,7 +31,20 @@ from torch import Tensor, nn
 from seecause.engine.walk import walk
 from seecause.errors import UnsupportedModel
 from seecause.models import transformers
-from seecause.models.block import At, Block, Fn, TokenLayout, apart, chain, pair, same, times
+from seecause.models.block import (
+    At,
+    Block,
+    Fn,
+    Named,
+    Size,
+    TokenLayout,
+    apart,
+    chain,
+    pair,
+    same,
+    times,
+)
+from seecause.models.parts import TABLES
 
 ATTENTION = "few_image_readers"
 # what positions remember
@@ -92,62 +105,8 @@ def restrict(model: Any) -> Any:
 
 Additive = Callable[[At, At], Tensor]  # what `rows` add to their scores of `keys`
 
-# classes that work, and their common names
-FAMILIES = {
-    "LlavaForConditionalGeneration": "LLaVA-1.5, Pixtral",
-    "LlavaNextForConditionalGeneration": "LLaVA-NeXT, Granite Vision 3",
-    "LlavaOnevisionForConditionalGeneration": "LLaVA-OneVision",
-    "VipLlavaForConditionalGeneration": "VipLLaVA",
-    "InternVLForConditionalGeneration": "InternVL",
-    "Qwen2VLForConditionalGeneration": "Qwen2-VL",
-    "Qwen2_5_VLForConditionalGeneration": "Qwen2.5-VL",
-    "Qwen3VLForConditionalGeneration": "Qwen3-VL",
-    "Qwen3VLMoeForConditionalGeneration": "Qwen3-VL-MoE",
-    "Glm4vForConditionalGeneration": "GLM-4V",
-    "Glm46VForConditionalGeneration": "GLM-4.6V",
-    "Gemma3ForConditionalGeneration": "Gemma 3",
-    "PaliGemmaForConditionalGeneration": "PaliGemma 1 and 2",
-    "Idefics3ForConditionalGeneration": "Idefics 3",
-    "SmolVLMForConditionalGeneration": "SmolVLM",
-    "Mistral3ForConditionalGeneration": "Mistral 3",
-    "Ovis2ForConditionalGeneration": "Ovis 2",
-    "PerceptionLMForConditionalGeneration": "PerceptionLM",
-    "AyaVisionForConditionalGeneration": "Aya Vision",
-    "Granite4VisionForConditionalGeneration": "Granite Vision 4",
-    "Molmo2ForConditionalGeneration": "Molmo 2",
-}
-_CROSS = "words read its image by cross-attention, not as tokens of the sequence"
-_DISCRETE = "its image is words of a code book, not image tokens"
-_HYBRID = "its decoder is a hybrid with linear attention, which has no keys to exchange"
-_GEMMA_4 = "blocks differ in the width of their heads, and some read keys of other blocks"
-# classes that are refused, with the reason
-REFUSED = {
-    "MllamaForConditionalGeneration": _CROSS,
-    "IdeficsForVisionText2Text": _CROSS,
-    "Florence2ForConditionalGeneration": _CROSS,
-    "Blip2ForConditionalGeneration": "its decoder has learned positions, not rotary ones",
-    "ChameleonForConditionalGeneration": _DISCRETE,
-    "Emu3ForConditionalGeneration": _DISCRETE,
-    "Gemma3nForConditionalGeneration": "its blocks carry four streams and extra inputs per block",
-    "Llama4ForConditionalGeneration": "its attention sees chunks, and some blocks no positions",
-    "Gemma4ForConditionalGeneration": _GEMMA_4,
-    "Gemma4UnifiedForConditionalGeneration": _GEMMA_4,
-    "Qwen3_5ForConditionalGeneration": _HYBRID,
-    "Qwen3_5MoeForConditionalGeneration": _HYBRID,
-    "MiniCPMV4_6ForConditionalGeneration": _HYBRID,
-    "MiniCPMV4_7ForConditionalGeneration": _HYBRID,
-    "Lfm2VlForConditionalGeneration": "most blocks of its decoder are convolutions, without keys",
-}
-# classes whose rotated pairs are neighbours
-_SIDE_BY_SIDE = (
-    "Glm4vForConditionalGeneration",
-    "Glm46VForConditionalGeneration",
-    "AyaVisionForConditionalGeneration",
-)
-# classes whose image tokens attend to each other in both directions
-_BOTH_WAYS = ("Gemma3ForConditionalGeneration", "Molmo2ForConditionalGeneration")
-# prefix language models: image and question attend to each other both ways, the answer is causal
-_PREFIX_MODELS = ("PaliGemmaForConditionalGeneration",)
+LVLM = TABLES["lvlm"]
+FAMILIES, REFUSED, WITH_TOWER = LVLM["works"], LVLM["refused"], LVLM["with_tower"]
 
 
 @dataclass(eq=False)
@@ -198,14 +157,14 @@ def find(module: Any) -> Decoder:
     config: Any = getattr(text, "config", None)
     kinds = set(getattr(config, "layer_types", None) or ())
     if any("linear" in kind or "mamba" in kind for kind in kinds):
-        raise UnsupportedModel(name, _HYBRID)
+        raise UnsupportedModel(name, LVLM["hybrid"])
     names = {cls.__name__ for cls in type(module).__mro__}
     if not names & FAMILIES.keys():
         reason = REFUSED.get(name, "no decoder view knows it")
         raise UnsupportedModel(name, reason, f"classes that work: {', '.join(FAMILIES)}")
-    reads_prefix = bool(names & set(_PREFIX_MODELS))
+    reads_prefix = bool(names & set(LVLM["prefix"]))
     additive = _both_ways_in_prefix if reads_prefix else causal
-    additive = _both_ways if names & set(_BOTH_WAYS) else additive
+    additive = _both_ways if names & set(LVLM["both_ways"]) else additive
     attention = getattr(config, "_attn_implementation", None)
     # transformers up to 5.17 runs Gemma 2 by sdpa, which does not cap scores
     if getattr(config, "attn_logit_softcapping", None) and attention != "sdpa":
@@ -233,7 +192,7 @@ def find(module: Any) -> Decoder:
             rotary=text.rotary_emb,
             window=getattr(config, "sliding_window", None) if slides else None,
             tables=tuple(tables),
-            side_by_side=bool(names & set(_SIDE_BY_SIDE)),
+            side_by_side=bool(names & set(LVLM["side_by_side"])),
             reads_prefix=reads_prefix,
             multiplier=getattr(text, "embedding_multiplier", 1.0),
             # inside LLaVA-NeXT the logits of Granite are not scaled
@@ -379,7 +338,7 @@ def look_back(block: Block, q: Tensor, k: Tensor, v: Tensor, at: At) -> Tensor:
 
 
 class _Arrived(Exception):
-    def __init__(self, inputs: dict[str, Any]):
+    def __init__(self, inputs: Named):
         self.inputs = inputs
 
 
@@ -387,12 +346,12 @@ class _Arrived(Exception):
 NATIVE_RUN = threading.RLock()
 
 
-def arriving(module: nn.Module, decoder: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+def arriving(module: nn.Module, decoder: nn.Module, inputs: Named) -> Named:
     """The inputs that the native model passes to its decoder: embeddings with the image in them,
     positions, deepstack features. The decoder itself does not run. One thread at a time, since the
     hook would stop other threads, too."""
 
-    def stop(_: nn.Module, __: tuple[Any, ...], given: dict[str, Any]) -> None:
+    def stop(_: nn.Module, __: tuple[Any, ...], given: Named) -> None:
         raise _Arrived(given)
 
     with NATIVE_RUN:
@@ -452,12 +411,6 @@ def with_deepstack(
 # LLaVA reads its tower before the last block (`vision_feature_layer` -2). That block stays in the
 # list as one that nobody reads: rows leave it as they came, so its heads do nothing, exactly.
 
-WITH_TOWER = (
-    "LlavaForConditionalGeneration",
-    "InternVLForConditionalGeneration",
-    "LlavaNextForConditionalGeneration",
-)
-
 
 @dataclass(eq=False)
 class VisionTower:
@@ -467,8 +420,8 @@ class VisionTower:
     blocks: list[Block]
     features: Fn  # states behind the last block [B, T, D] -> image tokens of the decoder [B, N, D']
     layout_at: Callable[[int, int], TokenLayout]
-    patch: tuple[int, int]
-    size: tuple[int, int]  # of images: height, width
+    patch: Size
+    size: Size  # of images: height, width
 
     def tokens(self, images: Tensor) -> Tensor:
         """Images [B, 3, H, W] -> image tokens [B, N, D']."""
@@ -654,7 +607,7 @@ def image_tokens(
     config: Any,
     inputs: Mapping[str, Any],
     places: Tensor,
-    size: tuple[int, int] | None = None,
+    size: Size | None = None,
     tiling: Any = None,
 ) -> ImageTokens:
     """The tokens of native inputs with one image, from the first image token to the last; `places`
@@ -682,7 +635,7 @@ def image_tokens(
 
 
 def _grids(
-    config: Any, inputs: Mapping[str, Any], count: int, size: tuple[int, int] | None, tiling: Any
+    config: Any, inputs: Mapping[str, Any], count: int, size: Size | None, tiling: Any
 ) -> list[Grid]:
     """The grids of `count` image tokens of one image."""
     vision = config.vision_config
@@ -712,7 +665,8 @@ def _grids(
             fits = tiling._fit_image_to_canvas(**given)
             columns, rows = fits or tiling._find_closest_aspect_ratio(**given)
         return [Grid(side, side), *_tiles(side, tiles - 1, (rows, columns))]
-    side, shape, whole_first = _side(config), (0, 0), False
+    shape: Any = (0, 0)
+    side, whole_first = _side(config), False
     if hasattr(config, "downsample_ratio") or hasattr(config, "downsample_factor"):
         ratio = getattr(config, "downsample_ratio", None) or 1 / config.downsample_factor
         side = int(side * ratio)
@@ -775,7 +729,7 @@ def _marked(grid: Sequence[int], count: int) -> list[Grid]:
     return [mark, coarse, Grid(1, 2, box=None), fine, mark]
 
 
-def _tiles(side: int, count: int, shape: tuple[int, int]) -> list[Grid]:
+def _tiles(side: int, count: int, shape: Size) -> list[Grid]:
     """Tiles in rows and columns, row by row; without a box if these are not known."""
     rows, columns = shape
     if rows * columns != count:

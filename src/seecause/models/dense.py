@@ -29,7 +29,6 @@ predicts its most confident box, and a segmentation model the mean over all pixe
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence, Sized
@@ -45,7 +44,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from seecause.errors import BadOption, NotDefined, UnknownName, UnsupportedModel
 from seecause.models.base import Architecture, ImageModel
-from seecause.models.block import TokenLayout, pair
+from seecause.models.block import Fn, Named, Size, TokenLayout, pair, same, spliced
 from seecause.models.parts import WrapOptions, class_names
 from seecause.models.preprocess import Preprocess
 from seecause.target import Box, Region, parse_row, rectangle
@@ -114,7 +113,7 @@ class BoxReading:
         logits = outputs.logits
         return logits.sigmoid() if self.sigmoid else logits.softmax(dim=-1)[..., :-1]
 
-    def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> Aim:
+    def ask(self, model: ImageModel, outputs: Any, spec: Any, size: Size) -> Aim:
         """The row that a target selects, from the native `outputs` for one image."""
         box = parse_row(spec)
         if isinstance(box, Region):
@@ -152,10 +151,11 @@ class BoxReading:
         )
 
 
-def corners_of(boxes: Tensor, size: tuple[int, int]) -> Tensor:
+def corners_of(boxes: Tensor, size: Size) -> Tensor:
     """Centre, width and height [.., 4] in shares of the image -> x0, y0, x1, y1 in pixels."""
-    x, y, wide, high = (boxes * boxes.new_tensor([size[1], size[0]] * 2)).unbind(dim=-1)
-    return torch.stack([x - wide / 2, y - high / 2, x + wide / 2, y + high / 2], dim=-1)
+    from torchvision.ops import box_convert
+
+    return box_convert(boxes, "cxcywh", "xyxy") * boxes.new_tensor([size[1], size[0]] * 2)
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class PixelReading:
     """Outputs [B, C, h, w], averaged over a region and then `finish`ed into logits [B, C]."""
 
     maps: Callable[[Any], Tensor]
-    finish: Callable[[Tensor], Tensor] = lambda mean: mean
+    finish: Fn = same
 
     sigmoid: ClassVar[bool] = False
 
@@ -175,7 +175,7 @@ class PixelReading:
         """Mean logits [B, C] of all pixels, used before a region is selected."""
         return self.finish(self.maps(outputs).mean(dim=(2, 3)))
 
-    def ask(self, model: ImageModel, outputs: Any, spec: Any, size: tuple[int, int]) -> Aim:
+    def ask(self, model: ImageModel, outputs: Any, spec: Any, size: Size) -> Aim:
         """The region that a target selects, from the native `outputs` for one image."""
         row = parse_row(spec)
         if isinstance(row, Box):
@@ -190,7 +190,9 @@ class PixelReading:
             pixels = pixels if pixels.any() else ~pixels
         else:
             pixels, name = row.mask(size), "the region"
-        shares = F.adaptive_avg_pool2d(pixels[None, None].to(maps), maps.shape[-2:])[0, 0]
+        shares = F.adaptive_avg_pool2d(
+            pixels[None, None].to(maps), (maps.shape[-2], maps.shape[-1])
+        )[0, 0]
         shares = shares / shares.sum()  # [h, w]: weights of outputs in the mean over pixels
 
         def read(given: Any) -> Tensor:
@@ -208,7 +210,7 @@ class Places:
     """Features that rows read, for images of `size`: maps [B, C, h, w], one for each level."""
 
     maps: tuple[Tensor, ...]
-    size: tuple[int, int]
+    size: Size
 
     def __len__(self) -> int:
         return len(self.maps[0])
@@ -230,7 +232,7 @@ class Seam:
     before: tuple[str, ...] = ()  # modules that only lead to it
     held: tuple[str, ...] = ()  # modules behind it that choose the queries
 
-    def take(self, output: Any, size: tuple[int, int]) -> Places:
+    def take(self, output: Any, size: Size) -> Places:
         """The places in what `at` returned for images of `size`."""
         tensors = tree_leaves([getattr(output, name) for name in self.fields] or output)
         maps = (x if x.ndim == 4 else x.mT.unflatten(2, self._grid(x, size)) for x in tensors)
@@ -248,7 +250,7 @@ class Seam:
         changed = {n: tree_map_only(Tensor, replaced, getattr(output, n)) for n in self.fields}
         return type(output)(**{**output, **changed})
 
-    def _grid(self, tokens: Tensor, size: tuple[int, int]) -> tuple[int, int]:
+    def _grid(self, tokens: Tensor, size: Size) -> Size:
         """Rows and columns of the grid of locations, in the aspect ratio of the image."""
         count = tokens.shape[1]
         rows = max(1, round(math.sqrt(count * size[0] / size[1])))
@@ -268,7 +270,7 @@ class DenseParts:
     reading: BoxReading | PixelReading
     classes: Sequence[str] = ()
     preprocess: Preprocess | None = None
-    size: tuple[int, int] | None = None
+    size: Size | None = None
     fixed_size: bool = False
     family: str = ""
 
@@ -397,9 +399,9 @@ class DenseModel(ImageModel):
             module = spliced(self.module, forwards) if forwards else self.module
             return module(pixel_values=images)
 
-    def _record(self, images: Tensor, paths: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    def _record(self, images: Tensor, paths: Sequence[str]) -> tuple[Any, Named]:
         """Native outputs, and the outputs of the modules at `paths`."""
-        seen: dict[str, Any] = {}
+        seen: Named = {}
 
         def listening(path: str) -> Callable[..., Any]:
             native = self.module.get_submodule(path)
@@ -415,11 +417,11 @@ class DenseModel(ImageModel):
             raise UnsupportedModel(self.family, f"{', '.join(sorted(absent))} did not run in it")
         return outputs, seen
 
-    def _blank_places(self, size: tuple[int, int]) -> Places:
+    def _blank_places(self, size: Size) -> Places:
         """The features of one image of zeros."""
         return self.seam.take(self._stand_ins(size)[self.seam.at], size)
 
-    def _stand_ins(self, size: tuple[int, int]) -> dict[str, Any]:
+    def _stand_ins(self, size: Size) -> Named:
         """Outputs of the modules before the seam for one image of zeros: shapes, masks and
         grids."""
         key = ("stand-ins", size)
@@ -436,11 +438,11 @@ def _alone(batch: Sized) -> bool:
     return torch.is_grad_enabled() and len(batch) == 1
 
 
-def _size(images: Tensor) -> tuple[int, int]:
+def _size(images: Tensor) -> Size:
     return images.shape[-2], images.shape[-1]
 
 
-def _cell(size: tuple[int, int], grids: Sequence[tuple[int, int]]) -> tuple[int, int]:
+def _cell(size: Size, grids: Sequence[Size]) -> Size:
     """Pixels of one cell: of the coarsest level that tiles the image, up to 32 pixels."""
     tiling = [grid for grid in grids if not size[0] % grid[0] and not size[1] % grid[1]]
     cells = [(size[0] // h, size[1] // w) for h, w in tiling if size[0] // h == size[1] // w]
@@ -461,26 +463,6 @@ def _returning(outputs: Mapping[str, Any], count: int) -> dict[str, Callable[...
         return lambda *args, **named: repeated
 
     return {path: forward(output) for path, output in outputs.items()}
-
-
-def spliced(module: nn.Module, forwards: Mapping[str, Callable[..., Any]]) -> nn.Module:
-    """A copy of `module` that shares every weight, in which modules run other functions. The module
-    itself stays as it is, so that threads may share it."""
-    top = _shell(module)
-    for path, forward in forwards.items():
-        here = top
-        for name in path.split("."):
-            here._modules[name] = inner = _shell(here._modules[name])
-            here = inner
-        here.forward = forward
-    return top
-
-
-def _shell(module: nn.Module | None) -> nn.Module:
-    assert module is not None
-    shell = copy.copy(module)
-    shell._modules = dict(module._modules)
-    return shell
 
 
 class Attached(TorchFunctionMode):

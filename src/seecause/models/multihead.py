@@ -17,7 +17,7 @@ from seecause.errors import UnsupportedModel
 from seecause.models import timm
 from seecause.models.block import Block, Fn, Packed, TokenLayout, chain, packed, pair, same
 from seecause.models.parts import Parts, TextInput, as_inputs, require_text
-from seecause.models.preprocess import Preprocess
+from seecause.models.preprocess import Preprocess, from_timm
 
 DUAL = ("CLIP", "CustomTextCLIP")
 TOWERS = ("VisionTransformer", "TimmModel")
@@ -160,10 +160,5 @@ def _preprocess(visual: Any) -> Preprocess | None:
     config = getattr(visual, "preprocess_cfg", None)
     if not config or config.get("resize_mode") == "longest":  # pads: not supported
         return None
-    return Preprocess(
-        size=pair(config["size"]),
-        mean=tuple(config["mean"]),
-        std=tuple(config["std"]),
-        squash=config.get("resize_mode") == "squash",
-        filter=config.get("interpolation", "bicubic").replace("random", "bicubic"),
-    )
+    size = (3, *pair(config["size"]))
+    return from_timm({**config, "input_size": size, "crop_mode": config.get("resize_mode")})

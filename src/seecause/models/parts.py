@@ -19,17 +19,19 @@ from __future__ import annotations
 
 import copy
 import importlib
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.errors import BadOption, UnsupportedModel
-from seecause.models.block import Block, Fn, TokenLayout, chain, same
+from seecause.models.block import Block, Fn, Named, Size, TokenLayout, chain, same
 from seecause.models.preprocess import Preprocess, from_timm
 from seecause.models.view import Kind, LatentPool, Readout, VisionModel
 from seecause.registry import plugins
@@ -44,7 +46,10 @@ ADAPTERS = {
     "torchvision": "seecause.models.multihead",
     "open_clip": "seecause.models.multihead",
 }
+COMPILED = "OptimizedModule"  # what torch.compile returns
 WITH_TEXT = ("transformers", "open_clip")  # libraries whose models may have a text tower
+AnyParts: TypeAlias = "Parts | StagedParts | DenseParts"
+TABLES = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
 TEMPLATES = ("a photo of a {}.",)
 
 
@@ -126,28 +131,30 @@ class Parts:
     backbone."""
 
     family: str
-    embed: Callable[[Tensor], Tensor]
+    embed: Fn
     layout_at: Callable[[int, int], TokenLayout]
     blocks: list[Block]
     norm: Fn  # final norm on rows
-    patch: tuple[int, int]
-    native_tokens: Callable[[Tensor], Tensor]  # the module's own, after `norm`: [B, T, D]
+    patch: Size
+    native_tokens: Fn  # the module's own, after `norm`: [B, T, D]
     preprocess: Preprocess | None = None
     pool: Kind | None = None  # the module's own pooling
     head: Fn | None = None  # pooled -> logits
-    native_logits: Callable[[Tensor], Tensor] | None = None
+    native_logits: Fn | None = None
     # what the module does between pooling and classifier; stays in front of a given head
     after_pool: Fn = same
     # the module's own pooled features, after `after_pool`, for its own pooling
-    native_pooled: Callable[[Tensor], Tensor] | None = None
+    native_pooled: Fn | None = None
     latent: LatentPool | None = None
     over_prefix: bool = False
     classes: Sequence[str] = ()
     sigmoid: bool = False
     fixed_size: bool = True
-    size: tuple[int, int] | None = None
+    size: Size | None = None
     extra: nn.Module | None = None
-    facts: Callable[[Tensor], Tensor] | None = None  # facts about tokens (block.py)
+    # of a module around a transformer (wrapper.py): the path of the linear layer that gives logits
+    last: str | None = None
+    facts: Fn | None = None  # facts about tokens (block.py)
     # completes a partial `Preprocess`; used by video models (`Film` in preprocess.py)
     adapt_preprocess: Callable[[Preprocess], Preprocess] = lambda steps: steps
 
@@ -178,14 +185,16 @@ class Parts:
             extra.to(like.device, like.dtype).eval()
         readout = Readout(
             kind=kind,
-            head=(self.head or same) if options.head is None else chain(self.after_pool, extra),
+            head=(self.head or same)
+            if options.head is None
+            else chain(self.after_pool, cast(Fn, extra)),
             norm=self.norm,
             over_prefix=self.over_prefix,
             latent=self.latent if kind == "latent" else None,
         )
         native = self.native_logits
         if options.head is not None and self.native_pooled is not None and kind == self.pool:
-            native = chain(self.native_pooled, extra)
+            native = chain(self.native_pooled, cast(Fn, extra))
         elif options.head is not None or native is None:
             native = partial(self._native, replace(readout, norm=same))
         return VisionModel(
@@ -204,6 +213,8 @@ class Parts:
             fixed_size=self.fixed_size,
             extra=extra,
             facts=self.facts,
+            last=self.last,
+            output=options.output,
         )
 
     def _native(self, readout: Readout, images: Tensor) -> Tensor:
@@ -243,25 +254,41 @@ class WrapOptions:
     name: str
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
-    size: tuple[int, int] | None = None
+    size: Size | None = None
     classes: Sequence[str] | None = None
     head: nn.Module | Tensor | None = None  # a module on pooled features, or a matrix [C, D]
     pool: Kind | None = None
     sigmoid: bool | None = None
-    preprocess: Preprocess | None = None
+    preprocess: Preprocess | Named | None = None  # or some fields of it
+    output: int | str | None = None  # which output of a module that returns several
 
-    def preprocess_for(self, parts: Parts | StagedParts | DenseParts, of: str) -> Preprocess:
+    def preprocess_for(self, parts: AnyParts, of: str) -> Preprocess:
         """The whole preprocessing; raises if the mean, std or size is unknown."""
-        known, size = self.preprocess or parts.preprocess, self.size
+        known, size, changes = parts.preprocess, self.size, Named()
+        if isinstance(self.preprocess, Preprocess):
+            known = self.preprocess
+        elif self.preprocess is not None:
+            changes = self.preprocess
+        for name, value in (("mean", self.mean), ("std", self.std)):
+            if value is not None and not all(0 <= number <= 1 for number in value):
+                scaled = [round(number / 255, 4) for number in value]
+                expected = f"numbers from 0 to 1, as pixels are: {scaled} if these are of 0-255"
+                raise BadOption(name, tuple(value), expected)
+        patch = parts.patch if isinstance(parts, Parts) else (1, 1)
+        if size is not None and any(a % b for a, b in zip(size, patch, strict=True)):
+            near = [max(1, round(a / b)) * b for a, b in zip(size, patch, strict=True)]
+            expected = f"multiples of the patch, {patch}, such as {tuple(near)}"
+            raise BadOption("size", tuple(size), expected)
         if parts.fixed_size and parts.size is not None:
             if size is not None and tuple(size) != parts.size:
                 raise BadOption("size", tuple(size), f"{parts.size}, which {of} is built for")
             size = parts.size
-        values: dict[str, Any] = {
-            "mean": self.mean or (known and known.mean),
-            "std": self.std or (known and known.std),
-            "size": size or (parts.size if known is None else known.size),
+        values: Named = {
+            "mean": self.mean or changes.get("mean") or (known and known.mean),
+            "std": self.std or changes.get("std") or (known and known.std),
+            "size": size or changes.get("size") or (parts.size if known is None else known.size),
         }
+        values = {**changes, **values}
         absent = [name for name, value in values.items() if value is None]
         if absent:
             options = ", ".join(f"{name}= (--input {name}=...)" for name in absent)
@@ -274,44 +301,59 @@ class WrapOptions:
             )
         return Preprocess(**values) if known is None else replace(known, **values)
 
-    def class_names(self, parts: Parts | StagedParts | DenseParts) -> tuple[str, ...]:
+    def class_names(self, parts: AnyParts) -> tuple[str, ...]:
         """Names of classes. Names stated by the module are used only with its own head."""
         own = parts.classes if self.head is None else ()
         return tuple(own if self.classes is None else self.classes)
 
 
 def find_parts(
-    module: nn.Module, *, text: TextInput | None = None
-) -> Parts | StagedParts | DenseParts:
+    module: nn.Module, *, text: TextInput | None = None, output: int | str | None = None
+) -> AnyParts:
     """The parts of a native module, by the adapter of the library it (or a class it derives from)
-    comes from. `text` is what a model with a text tower makes its classifier of."""
+    comes from; otherwise those of the transformer inside of it. `text` is what a model with a text
+    tower makes its classifier of."""
     own = getattr(module, "view_parts", None)
     if own is not None:
         return own()
-    libraries = [cls.__module__.split(".")[0] for cls in type(module).__mro__]
-    for plugin in plugins("seecause.models").values() if libraries[0] not in ADAPTERS else ():
+    foreign = type(module).__module__.split(".")[0] not in ADAPTERS
+    for plugin in plugins("seecause.models").values() if foreign else ():
         parts = plugin.find_parts(module) if hasattr(plugin, "find_parts") else None
         if parts is not None:
             return parts
-    library = next((library for library in libraries if library in ADAPTERS), None)
-    if library is not None:
-        parts = _find(module, library, text)
+    refused = None
+    try:
+        parts = find_library_parts(module, text)
+    except UnsupportedModel as reason:
+        if not foreign:
+            raise
+        parts, refused = None, reason
+    if parts is not None:
         if text is not None and not isinstance(getattr(parts, "extra", None), CosineHead):
             reason = f"None: {type(module).__name__} has no text tower"
             raise BadOption("tokenizer", text.tokenize, reason)
         return parts
-    raise UnsupportedModel(
+    if foreign:
+        from seecause.models.wrapper import wrapper_parts
+
+        if (parts := wrapper_parts(module, output)) is not None:
+            return parts
+    raise refused or UnsupportedModel(
         f"{type(module).__module__}.{type(module).__name__}",
-        f"it is no model of {', '.join(ADAPTERS)}",
-        "if it holds one, wrap that: sc.wrap(module.PART, head=module.HEAD, pool='cls')",
+        f"it is no model of {', '.join(ADAPTERS)}, and none of its parts is a vision transformer"
+        " of these",
+        "give it a method view_parts (docs: Your own model)",
     )
 
 
-def _find(
-    module: nn.Module, library: str, text: TextInput | None
-) -> Parts | StagedParts | DenseParts:
-    """A vision transformer by its library's adapter (which also says why any other class is
-    refused), a network of stages, or a model of boxes or pixels."""
+def find_library_parts(module: nn.Module, text: TextInput | None = None) -> AnyParts | None:
+    """The parts of a module of a library, None for other modules: a vision transformer by its
+    adapter (which also says why any other class is refused), a network of stages, or a model of
+    boxes or pixels."""
+    libraries = [cls.__module__.split(".")[0] for cls in type(module).__mro__]
+    library = next((library for library in libraries if library in ADAPTERS), None)
+    if library is None:
+        return None
     adapter = importlib.import_module(ADAPTERS[library])
     classes = [cls for cls in type(module).__mro__ if cls.__module__.split(".")[0] == library]
     known = [cls.__name__ for cls in classes if cls.__name__ in adapter.CLASSES]
@@ -330,7 +372,7 @@ def unwrapped(module: Any) -> nn.Module:
     """The module inside of wrappers that change how it runs, not what it predicts."""
     kind = type(module).__name__
     parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
-    if kind == "OptimizedModule":  # torch.compile
+    if kind == COMPILED:
         return unwrapped(module._orig_mod)
     if parallel or kind.startswith(("ModelEma", "AveragedModel")):  # of timm and torch
         return unwrapped(module.module)
@@ -339,11 +381,16 @@ def unwrapped(module: Any) -> nn.Module:
     return module
 
 
-def native_model(module: Any) -> tuple[nn.Module, dict[str, Any]]:
+def native_model(module: Any) -> tuple[nn.Module, Named]:
     """The module `unwrapped`; of transformers' `TimmWrapper...` the timm model in it, and what its
     config says about that, as options of `wrap`."""
     module = unwrapped(module)
     if not type(module).__name__.startswith("TimmWrapper"):
+        foreign = type(module).__module__.split(".")[0] not in ADAPTERS
+        if foreign and any(type(part).__name__ == COMPILED for part in module.modules()):
+            from seecause.models.wrapper import uncompiled
+
+            module = uncompiled(module)
         return module, {}
     card = getattr(module.config, "pretrained_cfg", None)
     names = class_names(module.config) if "Classification" in type(module).__name__ else ()

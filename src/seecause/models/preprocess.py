@@ -13,20 +13,23 @@ images.
     floating point [B, 3, H, W], [3, H, W]  taken as normalised already
     lists and tuples of these, or what a processor of transformers returns
 
-An image file is read as upright 8-bit RGB; otherwise an error names the file.
+An image file is read as 8-bit RGB (`as_rgb`); otherwise an error names the file.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import operator
+import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, SupportsIndex, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -34,7 +37,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from seecause.errors import BadImage, BadOption
-from seecause.models.block import wide
+from seecause.models.block import Named, Size, wide
+from seecause.options import Count, Limit, Share, checked
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -48,35 +52,45 @@ SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
 
+ORIENTATION = 0x0112  # a tag of EXIF data
+EXIF, ALPHA = "SEECAUSE_EXIF", "SEECAUSE_ALPHA"  # in the environment, so that workers have them
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 # no other format is opened, whatever the file's name: PostScript files execute code, and rarely
 # used decoders are a security risk
 
 
+Filter = Annotated[
+    str,
+    Limit(
+        lambda name: name.upper() in Image.Resampling.__members__,
+        f"one of {', '.join(Image.Resampling.__members__).lower()}",
+    ),
+]
+
+
+@checked
 @dataclass(frozen=True)
 class Preprocess:
     """Resize the short side to `size / crop`, crop the centre, normalise by `mean` and `std`.
 
-    `squash` resizes both sides to `size / crop` instead, without keeping the aspect ratio.
+    `squash` resizes both sides to `size / crop` instead, without keeping the aspect ratio. With
+    `round_down` a crop of half a pixel begins at the pixel before, as transformers has it;
+    otherwise at the nearest even one, as torchvision has it.
     """
 
-    size: tuple[int, int]
+    size: tuple[Count, Count]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    crop: float = 1.0
+    crop: Share = 1.0  # the share that is kept
     squash: bool = False
-    filter: str = "bicubic"
+    filter: Filter = "bicubic"
+    round_down: bool = False
 
     kind: ClassVar[str] = "images"
 
     def __post_init__(self) -> None:
         for name in ("size", "mean", "std"):  # lists, as JSON has them
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        if len(self.size) != 2 or not all(isinstance(s, int) and s > 0 for s in self.size):
-            raise BadOption("size", self.size, "height and width in whole pixels")
-        if self.filter.upper() not in Image.Resampling.__members__:
-            known = ", ".join(name.lower() for name in Image.Resampling.__members__)
-            raise BadOption("filter", self.filter, f"one of {known}")
         finite = all(map(math.isfinite, (*self.mean, *self.std)))
         if not finite or min(self.std) <= 0 or len(self.mean) != len(self.std):
             raise BadOption("std", self.std, "as many finite numbers above 0 as mean has")
@@ -88,7 +102,12 @@ class Preprocess:
         cut = "" if (high, wide) == self.size and self.squash else ", centre crop"
         return f"{self.size[0]} x {self.size[1]} pixels ({both}{cut}, {self.filter})"
 
-    def record(self) -> dict[str, Any]:
+    def sentence(self) -> str:
+        """All of it in words."""
+        mean, std = (",".join(f"{value:.4g}" for value in v) for v in (self.mean, self.std))
+        return f"{self.geometry()}, mean {mean}, std {std}"
+
+    def record(self) -> Named:
         """The settings for a manifest; `from_record` reads them."""
         kind = {} if self.kind == Preprocess.kind else {"kind": self.kind}
         values = {n: list(v) if isinstance(v, tuple) else v for n, v in asdict(self).items()}
@@ -167,7 +186,7 @@ class Preprocess:
             (left, top, left + self.size[1], top + self.size[0])
         )
 
-    def _resized(self) -> tuple[int, int]:
+    def _resized(self) -> Size:
         """Height and width before the crop, in whole pixels as timm and torchvision round them."""
         high, wide = (int(side / self.crop + 1e-6) for side in self.size)
         return high, wide
@@ -178,7 +197,9 @@ class Preprocess:
         if not self.squash:
             scale = max(high / height, wide / width)
             high, wide = max(high, int(height * scale + 1e-6)), max(wide, int(width * scale + 1e-6))
-        return high, wide, round((high - self.size[0]) / 2), round((wide - self.size[1]) / 2)
+        rounded = math.floor if self.round_down else round
+        top, left = (rounded((a - b) / 2) for a, b in zip((high, wide), self.size, strict=True))
+        return high, wide, top, left
 
 
 @dataclass(frozen=True)
@@ -196,16 +217,12 @@ class Film(Preprocess):
         """The preprocessing of a film, from that of one frame, which is `high` pixels high."""
         if isinstance(steps, Film):
             return steps
-        return cls(
-            size=(high * frames // tubelet, steps.size[1]),
-            mean=steps.mean * tubelet,
-            std=steps.std * tubelet,
-            crop=steps.crop,
-            squash=steps.squash,
-            filter=steps.filter,
-            frames=frames,
-            tubelet=tubelet,
-        )
+        strip = {
+            "size": (high * frames // tubelet, steps.size[1]),
+            "mean": steps.mean * tubelet,
+            "std": steps.std * tubelet,
+        }
+        return cls(**vars(steps) | strip, frames=frames, tubelet=tubelet)
 
     @property
     def times(self) -> int:
@@ -216,7 +233,7 @@ class Film(Preprocess):
         """The preprocessing of one frame."""
         size, channels = (self.size[0] // self.times, self.size[1]), len(self.mean) // self.tubelet
         mean, std = self.mean[:channels], self.std[:channels]
-        return Preprocess(size, mean, std, self.crop, self.squash, self.filter)
+        return Preprocess(size, mean, std, self.crop, self.squash, self.filter, self.round_down)
 
     def geometry(self) -> str:
         return f"{self.frames} frames of {self.frame.geometry()}"
@@ -266,7 +283,7 @@ class Film(Preprocess):
         return apart.movedim(axis, axis + 1).flatten(axis + 1, axis + 2)
 
 
-def height_and_width(size: Sequence[int] | SupportsIndex | None) -> tuple[int, int] | None:
+def height_and_width(size: Sequence[int] | SupportsIndex | None) -> Size | None:
     """Height and width of an option `size`; one number is both."""
     if size is None:
         return None
@@ -283,7 +300,7 @@ def from_record(record: Mapping[str, Any]) -> Preprocess:
     return Film(**values) if record.get("kind") == Film.kind else Preprocess(**values)
 
 
-def from_timm(config: dict[str, Any]) -> Preprocess:
+def from_timm(config: Named) -> Preprocess:
     """The preprocessing of a timm data config (`timm.data.resolve_model_data_config`)."""
     _, height, width = config["input_size"]
     return Preprocess(
@@ -296,7 +313,7 @@ def from_timm(config: dict[str, Any]) -> Preprocess:
     )
 
 
-def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
+def preprocess_from_processor(config: Named) -> Preprocess:
     """The preprocessing of a transformers image processor (`preprocessor_config.json`).
 
     Processors resize (both sides, or the short one) and may crop the centre; where only the short
@@ -323,10 +340,119 @@ def preprocess_from_processor(config: dict[str, Any]) -> Preprocess:
         crop=crop,
         squash=squash,
         filter=Image.Resampling(config.get("resample", Image.Resampling.BILINEAR)).name.lower(),
+        round_down=crop != 1 or not squash,
     )
 
 
-def one_frame(config: dict[str, Any]) -> dict[str, Any]:
+def preprocess_of(value: Any) -> Preprocess | Named:
+    """Preprocessing from what describes it.
+
+    Args:
+        value: A `Preprocess`, or some of its fields in a dict, which is returned; a transform of
+            torchvision, timm or open_clip, or a text file with its `repr`; a data config of timm
+            or a processor of transformers, as an object, a dict, a JSON file, or a folder with one.
+
+    Raises:
+        BadOption: If a part of it cannot be expressed as resize, centre crop and normalisation.
+
+    Example:
+        >>> preprocess_of({"input_size": (3, 96, 96), "mean": (0.5,) * 3, "std": (0.5,) * 3}).size
+        (96, 96)
+    """
+    if isinstance(value, Preprocess):
+        return value
+    if isinstance(value, str | Path):
+        return _preprocess_file(Path(value))
+    if hasattr(value, "to_dict"):
+        value = value.to_dict()
+    if not isinstance(value, Mapping):
+        return _from_repr(repr(value))
+    value = value.get("pretrained_cfg") or value
+    if "input_size" in value:
+        return from_timm({"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), **value})
+    if "image_mean" in value:
+        return preprocess_from_processor(dict(value))
+    known = [field.name for field in fields(Preprocess)]
+    if unknown := value.keys() - {*known, "kind"}:
+        raise BadOption("preprocess", ", ".join(map(str, unknown)), f"some of {', '.join(known)}")
+    return dict(value)
+
+
+def _preprocess_file(path: Path) -> Preprocess | Named:
+    if path.is_dir():
+        inside = [path / name for name in ("preprocessor_config.json", "config.json")]
+        path = next(filter(Path.is_file, inside), inside[0])
+    try:
+        text = path.read_text(encoding="utf-8")
+        return preprocess_of(json.loads(text)) if text.lstrip()[:1] == "{" else _from_repr(text)
+    except (OSError, ValueError, KeyError, TypeError) as failure:
+        if isinstance(failure, BadOption):
+            raise
+        expected = (
+            "a timm config (JSON), the repr of a transform of torchvision, or the folder of a"
+            f" processor of transformers ({first_line(failure)})"
+        )
+        raise BadOption("preprocess", str(path), expected) from None
+
+
+# steps of transforms that change neither geometry nor values beyond what is read here
+HARMLESS = {"ToTensor", "MaybeToTensor", "PILToTensor", "ToImage", "ToDtype", "ConvertImageDtype"}
+HARMLESS |= {"MaybeConvertMode", "ToRGB", "RGB"}
+# timm prints four digits of these
+MEANS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+
+
+def _from_repr(text: str) -> Preprocess:
+    """Preprocessing from what a transform prints."""
+
+    def refuse(what: str, expected: str) -> BadOption:
+        return BadOption("preprocess", what, f"Resize, CenterCrop, Normalize: {expected}")
+
+    def numbers(name: str, of: str) -> tuple[float, ...]:
+        found = re.search(rf"\b{name}=(?:tensor\()?([\[(][^\])]*|[\d.]+)", of)
+        given = [] if found is None else re.findall(r"\d*\.?\d+(?:e-?\d+)?", found[1])
+        return tuple(map(float, given))
+
+    steps = re.findall(r"^\s*(\w+)\(([^\n]*)\)\s*$", text, flags=re.MULTILINE)
+    named = {name: inside for name, inside in steps if name not in HARMLESS}
+    if text.startswith("ImageClassification("):  # of torchvision's weights
+        named = {"Normalize": text, "CenterCrop": f"size={numbers('crop_size', text)}"}
+        side, mode = numbers("resize_size", text), text.partition("interpolation=")[2]
+        sides = list(side) if len(side) > 1 else sum(side)
+        named["Resize"] = f"size={sides}, interpolation={mode}"
+    known = ("Resize", "CenterCrop", "CenterCropOrPad", "Normalize")
+    odd = [name for name in named if name not in known]
+    odd += [line for line in re.findall(r"<[^>]*>|Lambda\(\)", text) if "rgb" not in line.lower()]
+    if odd:
+        raise refuse(odd[0], "give the transform of evaluation, not of training")
+    if "Resize" not in named:
+        raise refuse(text.strip()[:60], "there is no Resize")
+    resize, crop = named["Resize"], named.get("CenterCrop", named.get("CenterCropOrPad"))
+    if "max_size=" in resize and "max_size=None" not in resize:
+        raise refuse(f"Resize({resize})", "no max_size")
+    scaled = tuple(map(int, numbers("size", resize)))
+    cut = scaled if crop is None else tuple(map(int, numbers("size", crop)))
+    squash = len(scaled) == 2
+    if (crop is None and not squash) or not scaled or not cut:
+        raise refuse(f"Resize({resize})", "a CenterCrop behind it, or both sides: size=(224, 224)")
+    scaled, cut = (sides * 2 if len(sides) == 1 else sides for sides in (scaled, cut))
+    if cut[0] * scaled[1] != cut[1] * scaled[0] or cut[0] > scaled[0]:
+        raise refuse(f"CenterCrop({crop})", f"a part of {scaled} with the same aspect ratio")
+    mode = re.search(r"interpolation=(?:InterpolationMode\.)?(\w+)", resize)
+    mean, std = (numbers(name, named.get("Normalize", "")) for name in ("mean", "std"))
+    for exact in MEANS:
+        mean, std = (exact if tuple(round(e, 4) for e in exact) == v else v for v in (mean, std))
+    return Preprocess(
+        size=(cut[0], cut[1]),
+        mean=mean or (0.0,) * 3,
+        std=std or (1.0,) * 3,
+        crop=cut[0] / scaled[0],
+        squash=squash,
+        filter="bilinear" if mode is None else mode[1].lower(),
+    )
+
+
+def one_frame(config: Named) -> Named:
     """A fixed size for a detector's processor that keeps the aspect ratio of images (a short side
     of 800, say): a frame of 4 to 3 to which all images are resized. Empty where the size is
     fixed."""
@@ -337,7 +463,7 @@ def one_frame(config: dict[str, Any]) -> dict[str, Any]:
     return {"size": {"height": short // 32 * 32, "width": round(short / 24) * 32}}
 
 
-def _sides(size: Any) -> tuple[int, int]:
+def _sides(size: Any) -> Size:
     """Height and width of a processor's size: both sides, or the short side alone."""
     if {"height", "width"} <= set(size):
         return size["height"], size["width"]
@@ -423,8 +549,9 @@ def _one_or_more(model: Any, value: Any) -> Tensor:
         check_range(model, batch)
         return batch
     pixels = as_array(value)
-    many = pixels is not None and pixels.ndim == 4
-    return _joined([steps(image) for image in pixels]) if many else steps(value)
+    if pixels is None or pixels.ndim != 4:
+        return steps(value)
+    return _joined([steps(image) for image in pixels])
 
 
 def _normalised(value: Any, channels: int) -> Tensor | None:
@@ -474,8 +601,8 @@ def check_range(model: Any, images: Tensor) -> None:
             "expected normalised pixels; these look like 0-255",
             "give them as whole numbers (uint8), or use model.preprocess(image)",
         )
-    ends = model.preprocess.normalise(torch.tensor([0.0, 1.0])[:, None, None, None])
-    black, white = float(ends[0].min()), float(ends[1].max())
+    steps = list(zip(model.preprocess.mean, model.preprocess.std, strict=True))
+    black, white = min(-m / s for m, s in steps), max((1 - m) / s for m, s in steps)
     slack = SLACK * (white - black)
     outside = low < black - slack or high > white + slack
     raw = low >= 0 and high <= 1 and high - low > 0.5 and (black, white) != (0, 1)
@@ -495,16 +622,13 @@ def check_range(model: Any, images: Tensor) -> None:
 
 
 def read_image(path: str | Path) -> Image.Image:
-    """One image as RGB: turned as its EXIF data says, transparency on white, the first frame of an
-    animation."""
+    """One image as RGB, by `as_rgb`; the first frame of an animation."""
     return _open_image(path, lambda image: as_rgb(str(path), image))
 
 
 def decode_image(content: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """One image from the bytes of a file, as `read_image` reads it; errors call it `name`."""
-    if not content:
-        raise BadImage(name, "the file is empty", "give an intact file")
-    return _decode(BytesIO(content), name, lambda image: as_rgb(name, image), max_pixels)
+    return _decode(content, name, lambda image: as_rgb(name, image), max_pixels)
 
 
 def read_ids(path: str | Path) -> np.ndarray:
@@ -525,20 +649,18 @@ def read_grey(path: str | Path) -> np.ndarray:
 
 def _open_image(path: str | Path, take: Callable[[Image.Image], T]) -> T:
     check_there(Path(path))
-    if Path(path).stat().st_size == 0:
-        raise BadImage(str(path), "the file is empty", "give an intact file")
-    return _decode(Path(path), str(path), take, MAX_PIXELS)
+    return _decode(Path(path).read_bytes(), str(path), take, MAX_PIXELS)
 
 
-def _decode(
-    source: Path | BytesIO, name: str, take: Callable[[Image.Image], T], max_pixels: int
-) -> T:
+def _decode(content: bytes, name: str, take: Callable[[Image.Image], T], max_pixels: int) -> T:
     """The result of `take` for the opened image; raises `BadImage` if it cannot be read."""
+    if not content:
+        raise BadImage(name, "the file is empty", "give an intact file")
     with warnings.catch_warnings():
         # pillow warns about large, odd or damaged files; what matters is checked below
         warnings.simplefilter("ignore")
         try:
-            with Image.open(source, formats=FORMATS) as image:
+            with Image.open(BytesIO(content), formats=FORMATS) as image:
                 _check_size(name, image, max_pixels)
                 image.load()
                 return take(image)
@@ -587,8 +709,14 @@ def _too_large(name: str, what: str, max_pixels: int) -> BadImage:
 
 
 def as_rgb(name: str, image: Image.Image) -> Image.Image:
-    """An image upright, in 8 bits, with transparency on white; errors call it `name`."""
-    image = ImageOps.exif_transpose(image)
+    """An image in 8 bits, as torchvision's ImageFolder has it: a rotation in its EXIF data is not
+    applied and transparency is ignored, which is mentioned, unless `EXIF` and `ALPHA` in the
+    environment ask for an upright image on white. Errors call it `name`."""
+    if image.getexif().get(ORIENTATION, 1) not in (0, 1):
+        if os.environ.get(EXIF):
+            image = ImageOps.exif_transpose(image)
+        else:
+            _mention("EXIF data that rotate it, which is not applied", name, "exif")
     if image.mode.startswith("I;16"):  # pillow would clip at 255
         grey = (np.asarray(image).astype(np.uint32) // 257).astype(np.uint8)
         return Image.fromarray(grey).convert("RGB")
@@ -597,8 +725,24 @@ def as_rgb(name: str, image: Image.Image) -> Image.Image:
         raise BadImage(name, "32-bit pixels have no agreed white", remedy)
     if image.has_transparency_data:
         clear = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear).convert("RGB")
+        if os.environ.get(ALPHA):
+            white = Image.new("RGBA", clear.size, "white")
+            return Image.alpha_composite(white, clear).convert("RGB")
+        if clear.getchannel("A").getextrema()[0] < 255:  # type: ignore[operator]
+            _mention("transparent pixels, whose hidden colours are read", name, "alpha")
     return image.convert("RGB")
+
+
+def _mention(what: str, name: str, option: str) -> None:
+    """Say once in a process what was not applied, and how it is."""
+    if option not in _MENTIONED:
+        _MENTIONED.add(option)
+        changed = {"exif": f"upright: --input exif=true, or {EXIF}=1 in the environment"}
+        changed["alpha"] = f"on white: --input alpha=true, or {ALPHA}=1 in the environment"
+        log.warning("%s has %s, as in torchvision's ImageFolder (%s)", name, what, changed[option])
+
+
+_MENTIONED = set[str]()
 
 
 def kinds() -> str:
@@ -607,7 +751,7 @@ def kinds() -> str:
 
 
 def as_image(value: Any, name: str = "image") -> Image.Image:
-    """A PIL image, a path, the bytes of a file, or raw pixels as upright RGB. Raw pixels are whole
+    """A PIL image, a path, the bytes of a file, or raw pixels as RGB. Raw pixels are whole
     numbers 0-255, [H, W], [H, W, 3] or [3, H, W], or floating-point numbers 0-1, [H, W, 3]."""
     if isinstance(value, Image.Image):
         _check_size(name, value, MAX_PIXELS)

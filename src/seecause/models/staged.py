@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from seecause.errors import BadOption, UnknownName, UnsupportedModel
 from seecause.models.base import Architecture, ImageModel
-from seecause.models.block import Fn, TokenLayout, chain, same
+from seecause.models.block import Fn, Size, TokenLayout, chain, same
 from seecause.models.parts import WrapOptions, head_for
 from seecause.models.preprocess import Preprocess, from_timm
 
@@ -140,11 +140,11 @@ class StagedParts:
     rest: Fn  # the last feature map -> the module's own output
     cells: str
     classifies: bool  # False: the module returns pooled features
-    native: Callable[[Tensor], Tensor]  # the module's own output [B, classes]
+    native: Fn  # the module's own output [B, classes]
     preprocess: Preprocess | None = None
     classes: Sequence[str] = ()
     fixed_size: bool = False
-    size: tuple[int, int] | None = None
+    size: Size | None = None
 
     @torch.no_grad()
     def assemble(self, module: nn.Module, options: WrapOptions) -> StagedModel:

@@ -19,22 +19,16 @@ from seecause.models.block import (
     TokenLayout,
     apart,
     chain,
+    mean_of_halves,
     same,
     times,
 )
-from seecause.models.parts import Parts, unwrapped
+from seecause.models.parts import TABLES, Parts, unwrapped
 from seecause.models.preprocess import from_timm
 from seecause.models.view import Kind, LatentPool
 
 CLASSES = ("VisionTransformer", "VisionTransformerDistilled", "Eva")
-REFUSED = {  # unsupported classes, with the reason
-    "Beit": "its attention carries a relative position bias",
-    "Cait": "its heads are mixed with each other before and after the softmax",
-    "MultiScaleVit": "its queries and keys are pooled, so rows are no patches",
-    "Nest": "its attention is within blocks that are merged between stages",
-    "VisionTransformerRelPos": "its attention carries a relative position bias",
-    "Xcit": "its attention is between channels, not between patches",
-}
+REFUSED = TABLES["timm"]["refused"]
 POOLS: dict[str, Kind] = {"token": "cls", "avg": "mean"}
 ATTENTIONS = ("Attention", "AttentionRope", "EvaAttention")
 
@@ -97,7 +91,7 @@ def _layout(module: Any, distilled: bool, dynamic: bool, height: int, width: int
 def _block(native: Any, name: str, rotate: Callable[[Tensor, At], Tensor] | None) -> Block:
     native = unwrapped(native)  # blocks may be compiled one by one
     kind = type(native).__name__
-    attention = getattr(native, "attn", None)
+    attention: Any = getattr(native, "attn", None)
     if type(attention).__name__ not in ATTENTIONS:
         raise UnsupportedModel(
             f"timm {kind} ({name})", f"its attention is {type(attention).__name__}"
@@ -190,10 +184,7 @@ def _head(module: Any, distilled: bool) -> Fn | None:
     if isinstance(module.head, nn.Identity):
         return None
     if distilled:
-        width = module.embed_dim
-        return lambda pooled: (
-            (module.head(pooled[..., :width]) + module.head_dist(pooled[..., width:])) / 2
-        )
+        return mean_of_halves(module.head, module.head_dist)
     return chain(module.fc_norm, module.head)
 
 

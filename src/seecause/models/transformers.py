@@ -27,10 +27,13 @@ from seecause.models.block import (
     At,
     Block,
     Fn,
+    Named,
+    Size,
     TokenLayout,
     apart,
     chain,
     first_or_none,
+    mean_of_halves,
     mix_packed,
     packed,
     pair,
@@ -38,6 +41,7 @@ from seecause.models.block import (
     same,
 )
 from seecause.models.parts import (
+    TABLES,
     Parts,
     TextInput,
     as_inputs,
@@ -166,46 +170,8 @@ class Reading:
     normed: bool = True  # whether the final norm is used at all
 
 
-CLASSIFIER = ("classifier",)
-READINGS = {
-    "ViTModel": Reading("cls"),
-    "ViTForImageClassification": Reading("cls", CLASSIFIER),
-    "DeiTModel": Reading("cls"),
-    "DeiTForImageClassification": Reading("cls", CLASSIFIER),
-    "DeiTForImageClassificationWithTeacher": Reading(
-        "cls+dist", ("cls_classifier", "distillation_classifier")
-    ),
-    "Dinov2Model": Reading("cls"),
-    "Dinov2ForImageClassification": Reading("cls+mean", CLASSIFIER),
-    "Dinov2WithRegistersModel": Reading("cls"),
-    "Dinov2WithRegistersForImageClassification": Reading("cls+mean", CLASSIFIER),
-    "DINOv3ViTModel": Reading("cls"),
-    "IJepaModel": Reading("mean"),
-    "IJepaForImageClassification": Reading("mean", CLASSIFIER),
-    "CLIPVisionModel": Reading("cls", raw=True),
-    "CLIPVisionModelWithProjection": Reading("cls", raw=True),
-    "CLIPModel": Reading("cls", zero_shot=True, raw=True),
-    "CLIPForImageClassification": Reading("mean", CLASSIFIER, raw=True, normed=False),
-    "MetaClip2VisionModel": Reading("cls", raw=True),
-    "MetaClip2VisionModelWithProjection": Reading("cls", raw=True),
-    "MetaClip2Model": Reading("cls", zero_shot=True, raw=True),
-    "MetaClip2ForImageClassification": Reading("mean", CLASSIFIER, raw=True, normed=False),
-    "SiglipVisionModel": Reading("latent"),
-    "SiglipModel": Reading("latent", zero_shot=True),
-    "SiglipForImageClassification": Reading("mean", CLASSIFIER),
-}
-_LANGUAGE_MODEL = (
-    "it is a vision-language model; sc.lvlm.classifier (`seecause heads ... --classify name_ll`)"
-    " asks it for classes"
-)
-REFUSED = {  # prefixes of unsupported class names, with the reason
-    "Beit": "its attention carries a relative position bias",
-    "Swin": "networks of stages are read of timm and torchvision",
-    "ConvNext": "networks of stages are read of timm and torchvision",
-    "Timesformer": "its blocks attend along time and across a frame in turn, not to all tokens",
-    "Llava": _LANGUAGE_MODEL,
-    "InternVL": _LANGUAGE_MODEL,
-}
+READINGS = {name: Reading(**entry) for name, entry in TABLES["transformers"]["readings"].items()}
+REFUSED = TABLES["transformers"]["refused"]
 
 
 def find(module: Any, kind: str, *, text: TextInput | None = None) -> Parts:
@@ -249,7 +215,7 @@ def find(module: Any, kind: str, *, text: TextInput | None = None) -> Parts:
         latent=(
             latent_pool(tower.head) if isinstance(getattr(tower, "head", None), nn.Module) else None
         ),
-        head=_head([getattr(module, name) for name in reading.heads], tower.config.hidden_size),
+        head=_head([getattr(module, name) for name in reading.heads]),
         native_logits=lambda images: module(return_dict=True, **enter(images)).logits,
         classes=class_names(module.config) if reading.heads else (),
         sigmoid=is_multi_label(module.config),
@@ -276,7 +242,7 @@ def _reading(kind: str) -> Reading:
     )
 
 
-def _layout(embeddings: Any, patch: tuple[int, int], height: int, width: int) -> TokenLayout:
+def _layout(embeddings: Any, patch: Size, height: int, width: int) -> TokenLayout:
     special = ("cls_token", "class_embedding", "distillation_token")  # one has either of the first
     registers = embeddings.register_tokens.shape[1] if hasattr(embeddings, "register_tokens") else 0
     grid = (height // patch[0], width // patch[1])
@@ -284,7 +250,7 @@ def _layout(embeddings: Any, patch: tuple[int, int], height: int, width: int) ->
     return TokenLayout.of_special(grid, count, registers)
 
 
-def _resize(embeddings: Any, size: tuple[int, int], images: Tensor) -> dict[str, Any]:
+def _resize(embeddings: Any, size: Size, images: Tensor) -> Named:
     """The arguments of a tower: images, and for images of another size the option that interpolates
     positions, if the tower has it."""
     asks = "interpolate_pos_encoding" in inspect.signature(embeddings.forward).parameters
@@ -292,13 +258,12 @@ def _resize(embeddings: Any, size: tuple[int, int], images: Tensor) -> dict[str,
     return {"pixel_values": images} | ({"interpolate_pos_encoding": True} if other else {})
 
 
-def _head(classifiers: Sequence[nn.Module], width: int) -> Fn | None:
+def _head(classifiers: Sequence[nn.Module]) -> Fn | None:
     if not classifiers or any(isinstance(layer, nn.Identity) for layer in classifiers):
         return None
     if len(classifiers) == 1:
         return classifiers[0]
-    on_class, on_distillation = classifiers
-    return lambda pooled: (on_class(pooled[..., :width]) + on_distillation(pooled[..., width:])) / 2
+    return mean_of_halves(*classifiers)
 
 
 def _add_text(module: Any, parts: Parts, text: TextInput, enter: Any) -> None:
@@ -329,7 +294,7 @@ def _tokens(text: TextInput, prompts: list[str], length: int) -> Any:
     return text.tokenize(prompts)
 
 
-def _film(module: Any, size: tuple[int, int], frames: int, channels: int, **parts: Any) -> Parts:
+def _film(module: Any, size: Size, frames: int, channels: int, **parts: Any) -> Parts:
     """The parts of a model of films, where `embed` and `native_tokens` take frames."""
     config, (high, wide) = module.config, size
     (down, across), times = pair(config.patch_size), frames // config.tubelet_size

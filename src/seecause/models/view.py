@@ -110,7 +110,11 @@ class VisionModel(ImageModel):
     # the class that each class of the module is merged into (background)
     merged: tuple[int, ...] = ()
     # images [B, 3, H, W] -> facts about each token [B, T, F] (block.py)
-    facts: Callable[[Tensor], Tensor] | None = None
+    facts: Fn | None = None
+    # of a module of a user's own: the path of the linear layer that gives logits ("" if there is
+    # none), and which of several outputs is read
+    last: str | None = None
+    output: int | str | None = None
 
     @property
     def n_layers(self) -> int:

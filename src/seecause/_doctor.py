@@ -75,9 +75,9 @@ def doctor(model: ImageModel | LVLM | nn.Module) -> Checkup:
         model.forget()
         return Checkup(model.name, [*language.verify(model), *edit.proofs(model)])
     view = as_view(model)
-    view.memo.pop("proofs", None)
+    view.memo.pop("proven weights", None)
     checks = [*verify.verify(view), *canary.proofs(view)]
     if isinstance(view.module, IFAM):
-        view.module.graphs.memo.pop("proofs", None)
+        view.module.graphs.memo.pop("proven weights", None)
         checks += prove(view.module)
     return Checkup(view.name, checks)
