@@ -1,14 +1,12 @@
 """Attention methods equal slow twins that read timm's own attention matrices."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close
 
 import seecause as sc
 from seecause.engine.trace import attention_probs, explicit_run, n_attentions, read_rows
-from tests.helpers import near, view
+from tests.helpers import near, ready, view
 from tests.tiny import FAMILIES, pictures, tiny
 
 TARGET = 3
@@ -47,8 +45,7 @@ class Twin:
 
 
 def twins(family, batch=2):
-    native = tiny(family)
-    model, images = view(native, check=False), pictures(native, batch)
+    native, model, images = ready(family, batch)
     return model, images, Twin(native, images)
 
 
@@ -69,8 +66,7 @@ CLASS_AND_MEAN = pytest.mark.parametrize("family", ["timm_registers", "timm_mean
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_explicit_attention_gives_the_same_answers(family):
-    native = tiny(family)
-    model, images = view(native, check=False), pictures(native)
+    _, model, images = ready(family)
     run = explicit_run(model, images)
     near(run.logits, model(images), 1e-10)
     assert len(run.probs) == n_attentions(model)
@@ -88,8 +84,7 @@ def test_probabilities_are_the_native_ones(family):
 
 
 def test_gates_are_seen_by_explicit_attention():
-    native = tiny("timm_deit3")
-    model, images = view(native, check=False), pictures(native)
+    _, model, images = ready("timm_deit3")
     gates = torch.rand(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with model.gated(gates), torch.no_grad():
         near(explicit_run(model, images).logits, model(images), 1e-10)
@@ -195,8 +190,7 @@ def test_attcat(family):
 
 
 def test_a_latent_pool_is_one_more_step():
-    native = tiny("timm_map")
-    model, images = view(native, check=False), pictures(native)
+    _, model, images = ready("timm_map")
     *blocks, pool = attention_probs(model, images)
     assert pool.shape == (2, 3, 1, 25) and (pool[..., 0] == 0).all()  # the register is not read
     eye = torch.eye(25, dtype=torch.float64)

@@ -1,8 +1,6 @@
 """CAAP: the fast engine equals the slow definition, for every family and every reading of the
 paper."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -13,7 +11,7 @@ from seecause.engine.chunks import budget
 from seecause.engine.sweep import live_tokens, selection
 from seecause.engine.trace import blank_image
 from seecause.errors import BadImage, BadOption, NotDefined
-from tests.helpers import near, view
+from tests.helpers import near, ready, view
 from tests.reference import caap as reference
 from tests.tiny import FAMILIES, pictures, tiny
 
@@ -61,8 +59,7 @@ CASES += [
 @pytest.mark.parametrize(("family", "layers", "direction", "kind", "select"), CASES)
 @torch.no_grad()
 def test_fast_caap_equals_the_slow_twin(family, tail, layers, direction, kind, select):
-    native = tiny(family)
-    model, images = view(native, check=False), pictures(native)
+    native, model, images = ready(family)
     layout = model.check(images)
     plan = plan_or_skip(model, layout, tail, layers)
     own = kind == "of each image"
@@ -82,8 +79,7 @@ def test_fast_caap_equals_the_slow_twin(family, tail, layers, direction, kind, s
 
 
 def test_blanks_of_pictures_do_not_depend_on_chunks_and_must_fit():
-    native = tiny("timm_registers")
-    model, images = view(native), pictures(native, batch=3)
+    native, model, images = ready("timm_registers", 3, check=True)
     others = pictures(native, batch=3, seed=7)
     whole = sc.attribute(model, images, target=2, blank=others).maps
     with budget(1):
@@ -102,8 +98,7 @@ def test_blanks_of_pictures_do_not_depend_on_chunks_and_must_fit():
 
 @torch.no_grad()
 def test_propagated_registers_equal_the_slow_twin():
-    native = tiny("timm_registers")
-    model, images = view(native, check=False), pictures(native)
+    native, model, images = ready("timm_registers")
     plan = make_plan(model, model.layout, tail="patched", layers=(1, 2), propagate_registers=True)
     assert plan.live == live_tokens(model.layout, registers=True) == (0, 1, 2, 3)
     blank = blank_image(model, native.size)
@@ -116,8 +111,7 @@ def test_propagated_registers_equal_the_slow_twin():
 
 @pytest.mark.parametrize("tail", TAILS)
 def test_chunks_and_batches_do_not_change_the_maps(tail):
-    native = tiny("timm_registers")
-    model, images = view(native), pictures(native, batch=3)
+    _, model, images = ready("timm_registers", 3, check=True)
     whole = sc.attribute(model, images, target=2, tail=tail).maps
     with budget(1):  # one patch of one image at a time
         near(sc.attribute(model, images, target=2, tail=tail).maps, whole)
@@ -128,26 +122,6 @@ def test_chunks_and_batches_do_not_change_the_maps(tail):
 # Degenerate identities
 
 
-def test_an_empty_selection_gives_the_blank_answer():
-    native = tiny("timm_deit3")
-    model, images = view(native), pictures(native)
-    nothing = torch.zeros(24, 24, dtype=torch.bool)
-    expected = model(blank_image(model, native.size))[:, 3]
-    for tail in TAILS:
-        maps = sc.attribute(model, images, target=3, tail=tail, select=nothing, score="logit").maps
-        near(maps, expected.expand(2, 24).unflatten(1, (4, 6)))
-
-
-def test_everything_selected_from_the_embedding_on_gives_the_plain_answer():
-    native = tiny("timm_deit3")
-    model, images = view(native), pictures(native)
-    everything = torch.ones(24, 24, dtype=torch.bool)
-    maps = sc.attribute(
-        model, images, target=3, tail="source", layers=(0, None), select=everything, score="logit"
-    ).maps
-    near(maps, model(images)[:, 3, None, None].expand(2, 4, 6))
-
-
 @pytest.mark.parametrize(
     "family", ["timm_deit3", "timm_mean", "timm_map", "hf_dinov2", "torchvision_vit"]
 )
@@ -155,8 +129,7 @@ def test_everything_selected_from_the_embedding_on_gives_the_plain_answer():
     ("direction", "name"), [("insert", "simple-insertion"), ("delete", "simple-deletion")]
 )
 def test_pixels_moved_are_activations_moved_at_the_embedding(family, direction, name):
-    native = tiny(family)
-    model, images = view(native), pictures(native)
+    _, model, images = ready(family, check=True)
     pixels = sc.attribute(model, images, target=1, method=name, score="logit").maps
     engine = sc.attribute(
         model, images, target=1, tail="all", layers=(0, 0), direction=direction, score="logit"
@@ -168,8 +141,7 @@ def test_pixels_moved_are_activations_moved_at_the_embedding(family, direction, 
 
 
 def test_gates_are_seen_by_the_model_and_by_the_maps():
-    native = tiny("timm_deit3")
-    model, images = view(native), pictures(native)
+    native, model, images = ready("timm_deit3", check=True)
     gates = torch.ones(4, 3, dtype=torch.float64)
     gates[2, 1] = 0
     with model.gated(gates):
@@ -193,8 +165,7 @@ def test_inference_mode_works_and_leaves_nothing_that_breaks_later_calls():
 
 
 def test_a_weight_changed_in_place_gives_a_fresh_map():
-    native = tiny("timm_deit3")
-    model, images = view(native), pictures(native)
+    native, model, images = ready("timm_deit3", check=True)
     before = sc.attribute(model, images, target=1).maps
     with torch.no_grad():
         native.module.blocks[2].attn.proj.weight.mul_(1.5)

@@ -1,16 +1,11 @@
 """CAAP of convolutional networks: the batched sweep equals one native forward per cell, and the
 methods that work on any image work here."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 import seecause as sc
-from seecause.attribution.caap import sweep_features
 from seecause.engine.chunks import budget
-from seecause.engine.sweep import selection
-from seecause.engine.trace import blank_image
 from seecause.errors import BadOption, UnknownName
 from tests.families.conv import CONV_FAMILIES, SIZE, tiny_conv
 from tests.helpers import hooks, near, view
@@ -101,24 +96,6 @@ def test_other_stages_take_the_features_that_overlap_the_cells(small, stage, fea
     found = sc.attribute(model, images, target=2, score="logit", stage=stage, select="none")
     near(found.maps.flatten(1), expected[..., 2], 1e-10)
     assert found.manifest["used"] == {"stage": stage} and found.maps.shape[1:] == GRID
-
-
-@pytest.mark.parametrize("family", ["timm_resnet", "torchvision_densenet", "torchvision_vgg"])
-@torch.no_grad()
-def test_degenerate_selections(family):
-    native = tiny_conv(family)
-    model, images = view(native, check=False), pictures(native)
-    blank = blank_image(model, SIZE)
-    nothing, everything = (torch.full((15, 15), fill) for fill in (False, True))
-    for stage in (model.cells, model.stages[-1].name):
-        swept = sweep_features(model, images, blank, nothing, stage)
-        near(swept.interventions, native.forward(blank).expand(2, 15, -1))
-        near(swept.source, native.forward(images))
-        near(swept.blank, native.forward(blank))
-        full = sweep_features(model, images, blank, everything, stage).interventions
-        near(full, native.forward(images)[:, None].expand_as(full))
-        same = sweep_features(model, blank, blank, selection(GRID), stage).interventions
-        near(same, native.forward(blank).expand_as(same))
 
 
 def test_neither_the_batch_nor_the_memory_budget_changes_a_map(small):

@@ -1,7 +1,5 @@
 """CAAP's settings: targets, classes, the cheaper E-CAAP, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -11,13 +9,12 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.engine.trace import blank_image
 from seecause.errors import BadOption, NotDefined
-from tests.helpers import near, view
+from tests.helpers import near, ready, view
 from tests.tiny import pictures, tiny
 
 
 def test_e_caap_without_a_selection_gives_the_blank_answer_and_the_printed_formula_does_not():
-    native = tiny("timm_registers")
-    model, images = view(native), pictures(native)
+    native, model, images = ready("timm_registers", check=True)
     nothing = torch.zeros(24, 24, dtype=torch.bool)
     expected = model(blank_image(model, native.size))[:, 3].expand(2, 24).unflatten(1, (4, 6))
     corrected = sc.attribute(
@@ -31,8 +28,7 @@ def test_e_caap_without_a_selection_gives_the_blank_answer_and_the_printed_formu
 
 
 def test_e_caap_ranks_nearly_like_caap():
-    native = tiny("timm_registers")
-    model, images = view(native), pictures(native, batch=4)
+    _, model, images = ready("timm_registers", 4, check=True)
     exact = sc.attribute(model, images, target=3, score="logit").maps.flatten(1)
     rank = {}
     for approx in ("e-caap", "e-caap-printed"):
@@ -49,8 +45,7 @@ def test_e_caap_is_refused_where_it_has_no_meaning():
 
 
 def test_targets_select_scores():
-    native = tiny("timm_deit3")
-    model, images = view(native), pictures(native)
+    _, model, images = ready("timm_deit3", check=True)
     every = sc.attribute(model, images, target=0, classes="all", score="logit").class_maps
     assert every.shape == (2, 4, 6, 7)
     predicted = model(images).argmax(dim=1)
@@ -74,8 +69,7 @@ def test_targets_select_scores():
 
 
 def test_scores_are_probabilities_of_the_readout():
-    native = tiny("timm_deit3")
-    model, images = view(native), pictures(native)
+    _, model, images = ready("timm_deit3", check=True)
     logits = sc.attribute(model, images, target=0, classes="all", score="logit").class_maps
     assert_close(sc.attribute(model, images, target=3).maps, logits.softmax(dim=-1)[..., 3])
     assert_close(
@@ -103,8 +97,7 @@ def test_defaults_depend_on_the_readout():
 
 def test_targets_come_in_many_types():
 
-    native = tiny("timm_deit3")
-    model, images = view(native), pictures(native)
+    _, model, images = ready("timm_deit3", check=True)
     expected = sc.attribute(model, images, target=3).maps
     for target in (
         np.int64(3),

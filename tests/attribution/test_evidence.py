@@ -1,8 +1,6 @@
 """Enough and needed: what bisection returns was run and is what it says; a scan of every length
 agrees."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from PIL import ImageColor
@@ -15,7 +13,7 @@ from seecause.engine.trace import blank_image
 from seecause.errors import BadOption, UnknownName
 from seecause.report.explain import OUTLINES, evidence_image, evidence_sentences
 from tests.families.conv import CONV_FAMILIES, tiny_conv
-from tests.helpers import view
+from tests.helpers import ready, view
 from tests.reference import evidence as reference
 from tests.tiny import FAMILIES, pictures, tiny
 
@@ -51,8 +49,7 @@ def test_looking_at_every_length_equals_the_slow_scan(family, make):
 @pytest.mark.parametrize("points", [1, 3, 7])
 @torch.no_grad()
 def test_bisection_returns_a_set_that_does_it_and_one_patch_less_does_not(points):
-    native = tiny("timm_registers")
-    model, images = view(native, check=False), pictures(native, batch=6)
+    native, model, images = ready("timm_registers", 6)
     maps = sc.attribute(model, images, method="sobel").maps
     result = sc.evidence(model, images, maps=maps, points=points)
     answers, between = native.forward(images).argmax(dim=-1).tolist(), 0
@@ -87,8 +84,7 @@ def test_bisection_finds_the_only_crossing_and_the_first_that_it_sees():
 
 @torch.no_grad()
 def test_the_numbers_are_those_of_the_pictures_that_were_run():
-    native = tiny("timm_registers")
-    model, images = view(native, check=False), pictures(native, batch=4)
+    native, model, images = ready("timm_registers", 4)
     result = sc.evidence(model, images, method="rollout", blank="black")
     for part, shown in ((result.enough, True), (result.needed, False)):
         pixels = part.patches.repeat_interleave(8, dim=1).repeat_interleave(8, dim=2)
@@ -107,8 +103,7 @@ def test_the_numbers_are_those_of_the_pictures_that_were_run():
 
 
 def test_an_answer_that_is_not_given_has_no_evidence_and_a_blank_that_gives_it_needs_none():
-    native = tiny("timm_registers")
-    model, images = view(native, check=False), pictures(native, batch=3)
+    native, model, images = ready("timm_registers", 3)
     answer = int(native.forward(images[:1]).argmax())
     other = (answer + 1) % 5
     result = sc.evidence(model, images[:1], other, method="sobel")
@@ -120,8 +115,7 @@ def test_an_answer_that_is_not_given_has_no_evidence_and_a_blank_that_gives_it_n
 
 
 def test_pairs_functions_and_batches():
-    native = tiny("timm_registers")
-    model, images = view(native, check=False), pictures(native, batch=3)
+    _, model, images = ready("timm_registers", 3)
     maps = sc.attribute(model, images, method="sobel").maps
     pair = sc.evidence(model, images, (1, 2), maps=maps)
     same = sc.evidence(model, images, lambda logits: logits[:, 1] - logits[:, 2], maps=maps)
@@ -142,16 +136,14 @@ def test_pairs_functions_and_batches():
     [("timm_registers", "mosaic"), ("timm_mean", "libra-ixg+"), ("timm_map", "libra-ixg+")],
 )
 def test_the_order_is_that_of_the_smallest_sets_on_such_models(family, order):
-    native = tiny(family)
-    model, images = view(native, check=False), pictures(native)
+    _, model, images = ready(family)
     sets = sc.evidence(model, images)
     assert sets.manifest["options"]["order"] == order
     assert_close(sets.maps, sc.attribute(model, images, method=order).maps)
 
 
 def test_what_cannot_be_done_is_said():
-    native = tiny("timm_registers")
-    model, images = view(native, check=False), pictures(native)
+    _, model, images = ready("timm_registers")
     for options, message in (
         ({"points": 0}, "at least 1"),
         ({"maps": torch.zeros(2, 3, 3)}, r"\[2, 4, 6\]"),

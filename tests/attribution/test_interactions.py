@@ -1,8 +1,5 @@
 """Pairs of regions: exact, and they see what single places cannot."""
 
-from __future__ import annotations
-
-import numpy as np
 import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -14,18 +11,16 @@ from seecause.attribution.evidence import pair_sets, region_of
 from seecause.engine.chunks import budget
 from seecause.engine.trace import blank_image
 from seecause.errors import BadOption
-from seecause.report.explain import pairs_image
 from tests.families.conv import tiny_conv
-from tests.helpers import near, view
+from tests.helpers import near, ready, view
 from tests.reference import evidence as reference
-from tests.tiny import pictures, tiny
+from tests.tiny import pictures
 
 
 @pytest.mark.parametrize("family", ["timm_registers", "timm_map", "timm_distilled", "hf_dinov2"])
 @torch.no_grad()
 def test_all_pairs_equal_the_slow_twin(family):
-    native = tiny(family)
-    model, images = view(native, check=False), pictures(native)
+    native, model, images = ready(family)
     layout = model.check(images)
     result = sc.interactions(model, images, 3, regions=2)
     plan = make_plan(model, layout, tail=None, layers=None)
@@ -93,8 +88,7 @@ def test_regions_cover_the_grid_once_and_pairs_are_unions():
 
 
 def test_chunks_batches_and_targets_do_not_change_effects():
-    native = tiny("timm_registers")
-    model, images = view(native, check=False), pictures(native, batch=3)
+    _, model, images = ready("timm_registers", 3)
     whole = sc.interactions(model, images, regions=3, score="prob")
     classes = model(images).argmax(dim=-1)
     assert whole.labels == [model.class_name(c) for c in classes.tolist()]
@@ -108,8 +102,7 @@ def test_chunks_batches_and_targets_do_not_change_effects():
 
 
 def test_every_picture_keeps_its_own_blank_in_chunks():
-    native = tiny("timm_registers")
-    model, images = view(native, check=False), pictures(native, batch=3)
+    native, model, images = ready("timm_registers", 3)
     blanks = pictures(native, batch=3, seed=7)
     with budget(1):
         together = sc.interactions(model, images, 3, regions=2, blank=blanks).joint
@@ -119,20 +112,8 @@ def test_every_picture_keeps_its_own_blank_in_chunks():
         near(together[row], alone, 1e-10)
 
 
-def test_the_drawing_has_a_line_for_each_pair_in_two_colours():
-    native = tiny("timm_registers")
-    model, images = view(native, check=False), pictures(native)
-    result = sc.interactions(model, images, regions=3)
-    drawn = torch.from_numpy(np.array(pairs_image(result, 1, count=6))).flatten(0, 1).int()
-    signs = {pair.interaction > 0 for pair in result.pairs(1, 6)}
-    for positive, colour in ((True, (0xD6, 0x28, 0x39)), (False, (0x1D, 0x6F, 0xD1))):
-        near = (drawn - torch.tensor(colour)).abs().amax(dim=1) < 8
-        assert bool(near.any()) is (positive in signs)
-
-
 def test_what_cannot_be_done_is_said():
-    native = tiny("timm_registers")
-    model, images = view(native, check=False), pictures(native)
+    _, model, images = ready("timm_registers")
     for options, message in (
         ({"regions": 7}, "2 to 4: the grid has 4 x 6"),
         ({"regions": 1}, "2 to 4"),

@@ -1,8 +1,6 @@
 """Models that lose gradients (layers without one, weights of inference mode): every method that
 needs one says so and names CAAP, which answers; nothing is wrong in silence."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

@@ -1,7 +1,5 @@
 """MDA searches like its slow twin, and reads the map off the order it found."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -10,8 +8,7 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.attribution import perturbation as mda
 from seecause.engine.trace import explicit_run
-from tests.helpers import near, noise, view
-from tests.tiny import pictures, tiny
+from tests.helpers import near, noise, ready
 
 
 def slow_order(answer, guide, start, reach, tries):
@@ -40,8 +37,7 @@ def slow_order(answer, guide, start, reach, tries):
 @pytest.mark.parametrize("reach", [0.3, 0.9, 9.0])  # the last is never reached
 @torch.no_grad()
 def test_mda_searches_like_the_slow_twin_and_drops_no_image(reach):
-    native = tiny("timm_deit3")
-    model, images = view(native, check=False), pictures(native, batch=3)
+    _, model, images = ready("timm_deit3", 3)
     guide, soft = noise(3, 24), mda.box(images, 31)
     blurred = torch.nn.functional.avg_pool2d(images, 31, stride=1, padding=15)
     near(soft, blurred)
@@ -67,8 +63,7 @@ def test_mda_searches_like_the_slow_twin_and_drops_no_image(reach):
 
 
 def test_the_guide_equals_its_equations():
-    native = tiny("timm_registers")
-    model, images = view(native, check=False), pictures(native, batch=1)
+    _, model, images = ready("timm_registers", 1)
     found = sc.attribute(model, images, 3, "bt", steps=2, start=1).maps.flatten()
 
     def attention(
@@ -88,8 +83,7 @@ def test_the_guide_equals_its_equations():
 
 
 def test_mda_maps_follow_the_order_and_say_what_failed():
-    native = tiny("timm_registers")
-    model, images = view(native, check=False), pictures(native)
+    _, model, images = ready("timm_registers")
     options = {"candidates": 2, "guide": "caap"}
     found = sc.attribute(model, images, 1, "mda", reach=9.0, faint=-1.0, **options)
     assert found.manifest["used"] == {"beginning": [24, 24], "blur is faint": [False, False]}

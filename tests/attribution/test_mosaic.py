@@ -1,11 +1,8 @@
 """Mosaic: value and slope are those of the definition, for every family; CAAP's sets are its
 corners."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from timm.models.vision_transformer import VisionTransformer
 
 import seecause as sc
 from seecause.attribution.caap import make_plan
@@ -13,9 +10,9 @@ from seecause.attribution.mosaic import MaskPlan, draw_masks
 from seecause.engine.chunks import budget
 from seecause.engine.sweep import Mixture, Sweep, slopes, token_sets
 from seecause.engine.trace import blank_image, record
-from tests.helpers import near, view
+from tests.helpers import near, ready, view
 from tests.reference import mosaic as reference
-from tests.tiny import FAMILIES, pictures, scramble, tiny
+from tests.tiny import FAMILIES, pictures, tiny
 
 AVERAGES = {  # the norm before the tokens that an average reads
     "hf_dinov2": lambda module: module.dinov2.layernorm,
@@ -98,8 +95,7 @@ def test_maps_are_means_of_slopes_with_their_errors():
 
 
 def test_the_sum_with_caap_is_that_of_z_scores():
-    native = tiny("timm_registers")
-    model, images = view(native), pictures(native)
+    native, model, images = ready("timm_registers", check=True)
     both = sc.attribute(model, images, 2, "caap+mosaic", masks=4).maps
     parts = [
         sc.attribute(model, images, 2, "caap", score="logit").maps.flatten(1),
@@ -126,8 +122,7 @@ def test_drawn_masks_hold_every_share_of_the_image():
 @pytest.mark.parametrize("method", ["mosaic", "caap+mosaic"])
 @pytest.mark.parametrize("own", [False, True])  # a blank for each image
 def test_a_batch_is_its_images_and_each_keeps_its_blank(family, method, own):
-    native = tiny(family)
-    model, images = view(native, check=False), pictures(native, batch=3)
+    native, model, images = ready(family, 3)
     others = pictures(native, batch=3, seed=7)
 
     def explain(rows=slice(None)):
@@ -140,20 +135,3 @@ def test_a_batch_is_its_images_and_each_keeps_its_blank(family, method, own):
         near(whole.errors, torch.cat([one.errors for one in singles]), 1e-10)
     with budget(1):  # one mask of one image at a time
         near(explain().maps, whole.maps, 1e-10)
-
-
-@pytest.mark.parametrize("pool", ["avg", "map"])
-@torch.no_grad()
-def test_a_picture_mixed_with_itself_is_itself_where_special_tokens_are_pooled_too(pool):
-    module = VisionTransformer(
-        img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=5, reg_tokens=2,
-        global_pool=pool, pool_include_prefix=True,
-    )  # fmt: skip
-    model = sc.wrap(scramble(module).double(), mean=(0.5,) * 3, std=(0.5,) * 3)
-    image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()
-    every = range(model.n_layers + 1)
-    run = record(model, image, states=every, kv=every)
-    mixed = Mixture(model, run, run)
-    logits = mixed.logits(masks_of(mixed)[None])
-    assert model.readout.over_prefix
-    near(logits, model(image).expand_as(logits), 1e-10)

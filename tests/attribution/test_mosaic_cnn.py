@@ -1,7 +1,5 @@
 """Mosaic on convolutional networks: corners are CAAP's cell sets, slopes the native run's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

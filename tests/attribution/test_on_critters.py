@@ -1,7 +1,5 @@
 """What CAAP shows on the embedded models, where the truth is known."""
 
-from __future__ import annotations
-
 import torch
 
 import seecause as sc

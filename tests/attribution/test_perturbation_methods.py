@@ -1,7 +1,5 @@
 """RISE, AtMan, TIS, MUTEX, ViT-CX: many altered images or token sets, one score for each."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -10,16 +8,15 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.attribution import attention, perturbation
 from seecause.engine.trace import kept_logits, record
-from tests.helpers import near, noise, view
-from tests.tiny import pictures, tiny
+from tests.helpers import near, noise, ready, view
+from tests.tiny import tiny
 
 # RISE
 
 
 @torch.no_grad()
 def test_rise_is_the_weighted_mean_of_its_masks():
-    native = tiny("timm_deit3")
-    model, images = view(native, check=False), pictures(native)
+    native, model, images = ready("timm_deit3")
     masks = perturbation.random_masks(5, 3, 0.4, native.size, seed=7)(0, 5)
     assert masks.shape == (5, 32, 48) and masks.min() >= 0 and masks.max() <= 1 + 1e-12
     expected = torch.zeros(2, 32, 48, dtype=torch.float64)
@@ -36,8 +33,7 @@ def test_rise_is_the_weighted_mean_of_its_masks():
 
 @torch.no_grad()
 def test_atman_equals_a_native_run_with_biased_scores():
-    native = tiny("timm_registers")
-    model, images = view(native, check=False), pictures(native, batch=1)
+    native, model, images = ready("timm_registers", 1)
     found = sc.attribute(model, images, 3, "atman", kappa=0.2, factor=0.3).maps.flatten()
     module, patch, layout = native.module, 8, model.layout
     h = module._pos_embed(module.patch_embed(images))
@@ -78,8 +74,7 @@ def test_atman_neighbours():
 
 @torch.no_grad()
 def test_tis_is_the_mean_score_over_choices_that_had_the_patch():
-    native = tiny("timm_mean")
-    model, images = view(native, check=False), pictures(native, batch=1)
+    _, model, images = ready("timm_mean", 1)
     layout = model.layout
     states = record(model, images, states=range(1, 5)).states
     channels = torch.cat([states[i][0, layout.patches].T for i in range(1, 5)])  # [4 * 24, 24]
@@ -128,8 +123,7 @@ def test_mutex_statistics_of_a_node_by_hand():
 @pytest.mark.parametrize("faint", [0.0, 0.1])
 @torch.no_grad()
 def test_vit_cx_equals_its_equations(faint):
-    native = tiny("timm_deit3")
-    model, images = view(native, check=False), pictures(native, batch=1)
+    native, model, images = ready("timm_deit3", 1)
     found = sc.attribute(model, images, 3, "vit-cx", noise=faint, threshold=0.3, seed=5)
     normed = (
         native.module.blocks[-1]

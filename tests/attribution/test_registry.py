@@ -1,8 +1,6 @@
 """The list of methods is what files register, every option reaches the arithmetic, and batches join
 to what they are parts of."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest
@@ -10,9 +8,8 @@ import torch
 
 import seecause as sc
 from seecause.attribution import registry
-from seecause.attribution.registry import Maps, find, join, methods
-from seecause.errors import NotDefined, UnknownName
-from seecause.target import Target
+from seecause.attribution.registry import Maps, find, methods
+from seecause.errors import BadOption, NotDefined, UnknownName
 from tests.families.conv import tiny_conv
 from tests.helpers import view
 from tests.tiny import pictures, tiny
@@ -99,28 +96,6 @@ def test_files_register_what_the_list_says():
     assert find("caap", "staged") is not find("caap")
 
 
-def test_parts_join_to_one_batch_with_all_they_have():
-    def part(start, stop):
-        rows = torch.arange(start, stop, dtype=torch.float64)
-        target = Target(rows.long(), rows.long() + 1, logits=rows[:, None] + torch.arange(9))
-        return Maps(
-            rows[:, None],
-            target,
-            native=rows[:, None, None],
-            class_maps=rows[:, None, None] + torch.arange(4),
-            used={"tail": "source"},
-            errors=rows[:, None] / 2,
-        )
-
-    joined, whole = join([part(0, 2), part(2, 5)]), part(0, 5)
-    for name in ("scores", "native", "class_maps", "errors"):
-        assert torch.equal(getattr(joined, name), getattr(whole, name))
-    for name in ("classes", "against", "logits"):
-        assert torch.equal(getattr(joined.target, name), getattr(whole.target, name))
-    assert joined.used == whole.used
-    assert join([Maps(torch.zeros(1, 1), Target())]).class_maps is None
-
-
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
@@ -150,6 +125,28 @@ def test_bad_options_say_what_was_expected(name, options, words):
     native = tiny("timm_deit3")
     with pytest.raises(sc.SeecauseError, match=words):
         sc.attribute(view(native, check=False), pictures(native, batch=1), 0, name, **options)
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "words"),
+    [
+        (lambda x, target: x.new_zeros(1, 24), BadOption, r"odd, which returned Tensor \[1, 24\]"),
+        (lambda x, target: Maps(x.new_zeros(1, 7), target), BadOption, r"\[1, 7\].*\[1, 24\]"),
+        (
+            lambda x, target: Maps(x.new_full((1, 24), torch.nan), target),
+            NotDefined,
+            "its map has NaN",
+        ),
+    ],
+)
+def test_what_a_method_returns_is_checked_before_it_is_used(returned, error, words):
+    entries = registry.METHODS["transformer"].entries
+    registry.method("odd", forwards="0", needs="")(lambda model, x, target: returned(x, target))
+    try:
+        with pytest.raises(error, match=words):
+            sc.attribute(*setting("timm_registers"), method="odd")
+    finally:
+        del entries["odd"]
 
 
 def test_a_method_for_another_architecture_says_so():

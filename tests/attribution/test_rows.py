@@ -1,7 +1,4 @@
-"""Boxes and pixels: CAAP and mosaic of every family equal one native forward for each mixture, and
-on worlds whose causes are known the maps find them."""
-
-from __future__ import annotations
+"""Boxes and pixels: CAAP and mosaic of every family equal one native forward for each mixture."""
 
 from functools import cache, partial
 

@@ -1,8 +1,6 @@
 """T-Attr: relevance as a backward pass equals the rules written out, and is conserved for every
 sample."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -14,23 +12,15 @@ import seecause as sc
 from seecause.attribution.attention import Rules, _relevant, unchanged
 from seecause.engine.trace import explicit_run
 from seecause.errors import NotDefined
-from tests.helpers import near, noise, view
+from tests.helpers import near, noise, ready, view
 from tests.reference import t_attr as reference
 from tests.tiny import pictures, tiny
-
-EVERY_KIND = [  # of readout, norm, MLP, rotation and block
-    "timm_registers", "timm_clip", "timm_mean", "timm_mean_with_class", "timm_map",
-    "timm_distilled", "timm_post_norm", "timm_eva",
-    "timm_eva_registers", "hf_dinov2_swiglu", "hf_dinov3", "hf_clip", "hf_siglip",
-    "torchvision_pre_logits",
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("family", ["timm_registers", "timm_deit3", "timm_dynamic"])
 @pytest.mark.parametrize("start", [0, 1])
 def test_maps_equal_the_rules_written_out(family, start):
-    native = tiny(family)
-    model, images = view(native, check=False), pictures(native, batch=3)
+    native, model, images = ready(family, 3)
     found = sc.attribute(model, images, [3, 0, 6], "t-attr", start=start).maps.flatten(1)
     prefix = model.check(images).prefix
     for row, image, label in zip(found, images, [3, 0, 6], strict=True):
@@ -40,22 +30,13 @@ def test_maps_equal_the_rules_written_out(family, start):
         assert row.std() > 0
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "timm_registers",
-        "timm_swiglu",
-        "timm_mean",
-        "timm_map",
-        "hf_dinov2_swiglu",
-        "hf_dinov3",
-        "hf_clip",
-        "torchvision_vit",
-    ],
-)
+CONSERVING = ["timm_registers", "timm_swiglu", "timm_mean", "timm_map", "hf_dinov2_swiglu"]
+CONSERVING += ["hf_dinov3", "hf_clip", "torchvision_vit"]
+
+
+@pytest.mark.parametrize("family", CONSERVING)
 def test_relevance_is_conserved_for_every_sample(family):
-    native = tiny(family)
-    model, images = view(native, check=False), pictures(native, batch=3)
+    native, model, images = ready(family, 3)
     inputs = []
 
     def heard(step):

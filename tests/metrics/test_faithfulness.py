@@ -1,8 +1,6 @@
 """Perturbation metrics equal loops that make one image at a time. On a linear model the exact
 contributions of patches are known: metrics of correlation must call them perfect."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -23,10 +21,9 @@ from seecause.metrics.faithfulness import (
     saco,
     single_deletion,
 )
-from tests.helpers import noise, view
+from tests.helpers import noise, ready
 from tests.linear import GRID, SIZE, contributions, linear_model, patch_sums
 from tests.reference import perturbation as reference
-from tests.tiny import pictures, tiny
 
 CLASSES = [2, 3]
 ONES = torch.ones(2, dtype=torch.float64)
@@ -61,20 +58,12 @@ def test_curves_equal_the_loop(setting):
 
 
 def test_pixel_flipping_is_deletion():
-    native = tiny("timm_deit3")
-    model, images = view(native, check=False), pictures(native)
+    _, model, images = ready("timm_deit3")
     maps = noise(2, 4, 6)
     flipped = perturbation(model, images, maps, CLASSES, steps=6)
     deleted = sc.metrics.insertion_deletion(model, images, maps, CLASSES, steps=6, order="patch")
     assert_close(flipped["morf"], deleted["deletion curve"], atol=1e-12, rtol=0)
     assert_close(flipped["pixel-flipping"], deleted["deletion"], atol=1e-12, rtol=0)
-
-
-def test_the_exact_map_is_better_than_its_negative(setting):
-    model, images, _ = setting
-    maps = patch_sums(contributions(model, images, CLASSES))
-    good, bad = (perturbation(model, images, m, CLASSES, score="logit") for m in (maps, -maps))
-    assert (good["abpc"] > 0).all() and torch.allclose(good["abpc"], -bad["abpc"])
 
 
 # correlation with the drop
@@ -128,7 +117,7 @@ def test_single_deletion_ranks_cells_as_the_logit_falls_without_them(setting):
             scores = single_deletion(model, images, maps, CLASSES)
             assert_close(scores[b], expected, check_dtype=False)
     with pytest.raises(BadOption, match="cells"):
-        single_deletion(model, images, exact, CLASSES, cells=1)
+        single_deletion(model, images, exact, CLASSES, cells=0)
 
 
 def test_equal_sums_are_equal_whatever_their_order():

@@ -1,8 +1,6 @@
 """Curves equal a loop that changes one pixel at a time; their ends are plain forwards; ties and
 steps follow the stated rules."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -105,8 +103,3 @@ def test_blur_pads_with_zeros_and_keeps_the_dtype():
     soft = blurred(torch.ones(1, 3, 24, 24, dtype=torch.bfloat16))
     assert soft.dtype == torch.bfloat16 and soft[0, 0, 12, 12] == 1
     assert 0.2 < soft[0, 0, 0, 0] < 0.4  # three quarters of the window lie outside
-
-
-def test_equal_values_follow_raster_order():
-    raster, _ = importance_ranks(torch.zeros(2, 4, 6), GRID, GRID)
-    assert torch.equal(raster[1].flatten(), torch.arange(24, dtype=torch.int32))

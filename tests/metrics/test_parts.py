@@ -1,8 +1,6 @@
 """The truth about parts, on the embedded model: true importances score as true, random ones as
 random, and each rule is checked by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -20,7 +18,7 @@ from seecause.metrics.parts import (
     part_importances,
     part_truth,
 )
-from tests.helpers import near, noise
+from tests.helpers import near
 from tests.linear import linear_model
 
 COUNT = 8
@@ -67,49 +65,12 @@ def test_true_importances_are_those_of_new_pictures(setting):
     near(truth.logit_without(gone, latents.creature), bald[place, latents.creature], 1e-4)
 
 
-def test_a_map_of_true_drops_is_right_and_a_random_one_is_not(setting):
-    model, latents, picture, truth = setting
-    exact = part_truth(
-        model, latents, lambda _, classes: painted(picture, drops(truth, classes)), truth=truth
-    )
-    assert exact["part-correctness"].mean() > 0.9 and exact["part-contrastivity"].nanmean() > 0.9
-    assert exact["part-contrastivity"].nan_to_num(0).max() == 1  # a share of two questions
-    random = [
-        part_truth(
-            model, latents, lambda _, classes, s=seed: noise(COUNT, 96, 96, seed=s), truth=truth
-        )
-        for seed in range(6)
-    ]
-    guessed = torch.stack(
-        [scores["part-correctness"] for scores in random]
-    )  # 48 correlations of four values each: a standard error of 0.042
-    assert abs(guessed.mean() - 0.5) < 0.12
-    assert (
-        part_completeness(exact.details)["completeness"]
-        > max(part_completeness(scores.details)["completeness"] for scores in random) + 0.1
-    )
-    assert (
-        part_completeness(exact.details)["overall"] > 0.8
-        and 0.01 <= part_completeness(exact.details)["threshold"] <= 0.5
-    )
-
-
 def test_a_map_that_ignores_the_class_has_no_contrast(setting):
     model, latents, picture, truth = setting
     blind = part_truth(model, latents, lambda *_: painted(picture, truth.drops), truth=truth)
     assert (
         blind["part-contrastivity"].nan_to_num(0).max() == 0
         and blind["part-contrastivity"].isfinite().any()
-    )
-
-
-def test_background_independence_tells_the_models_apart(setting):
-    _, latents, _, truth = setting
-    biased = measure_truth(sc.load("builtin:critters-biased"), latents[:3])
-    independent = 1 - truth.matters(truth.background_drops).double().mean()
-    assert (
-        independent > 0.9
-        and 1 - biased.matters(biased.background_drops).double().mean() < independent - 0.2
     )
 
 
@@ -188,5 +149,5 @@ def test_a_wrong_answer_leaves_holes(setting):
 
 
 def test_only_models_of_critters_are_judged(setting):
-    with pytest.raises(BadOption, match="square"):
+    with pytest.raises(BadOption, match="size"):
         measure_truth(linear_model(), setting[1])

@@ -1,7 +1,5 @@
 """Every option of every metric reaches the arithmetic; what a metric does not have is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,8 +1,6 @@
 """Maps that ignore the class or the weights are caught, and the model that is judged is left as it
 was."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -17,9 +15,9 @@ from seecause.metrics.sanity import (
     parameter_randomisation,
     random_logit,
 )
-from tests.helpers import hooks, noise, view
+from tests.helpers import hooks, noise, ready, view
 from tests.linear import GRID, SIZE, contributions, linear_model, patch_sums
-from tests.tiny import pictures, tiny
+from tests.tiny import tiny
 
 CLASSES = [2, 3]
 
@@ -74,8 +72,7 @@ def test_a_model_of_one_class_has_no_other():
 
 
 def test_randomisation_leaves_the_model_as_it_was():
-    native = tiny("timm_deit3")
-    model, images = view(native, check=False), pictures(native)
+    native, model, images = ready("timm_deit3")
     before, key = (
         {name: tensor.clone() for name, tensor in native.module.state_dict().items()},
         model.state_key(),
@@ -110,8 +107,7 @@ def test_every_step_changes_the_model_further(setting):
     "family", ["timm_registers", "timm_map", "hf_vit_backbone", "hf_clip_tower", "torchvision_vit"]
 )
 def test_a_copy_computes_the_same_and_shares_nothing(family):
-    native = tiny(family)
-    model, images = view(native, check=False), pictures(native)
+    _, model, images = ready(family)
     other = copied_view(model)
     assert_close(other(images), model(images), atol=1e-12, rtol=0)
     mine, theirs = (

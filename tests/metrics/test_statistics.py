@@ -1,6 +1,5 @@
-"""Means with their errors, intervals that cover, and rank correlation as scipy has it."""
-
-from __future__ import annotations
+"""Means with their errors, intervals that cover, rank correlation as scipy has it, calibration and
+areas under the ROC curve by their definitions, and accuracies of groups by hand."""
 
 import math
 
@@ -8,12 +7,17 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from scipy.stats import spearmanr
+from scipy.stats import binom, spearmanr
 
 from seecause.errors import BadOption
 from seecause.metrics import statistics
 from seecause.metrics.statistics import (
+    auroc,
     bootstrap_interval,
+    calibration,
+    clopper_pearson,
+    group_accuracy,
+    nll,
     paired_difference,
     rank_correlation,
     ratio_interval,
@@ -107,3 +111,117 @@ def test_the_interval_of_a_ratio_is_that_of_its_means():
     rest = torch.tensor([place not in (3, 7) for place in range(50)])
     assert ratio_interval(*holes) == pytest.approx(bootstrap_interval(top[rest]))
     assert np.isnan(ratio_interval(holes[0][3:4], holes[1][3:4])).all()
+
+
+def logits_of(confidences: list[float], right: list[bool]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two classes: the answer is class 0 with the given confidence (over one half)."""
+    p = torch.tensor(confidences, dtype=torch.float64)
+    return torch.stack([p, 1 - p], dim=1).log(), (~torch.tensor(right)).long()
+
+
+def slow_ece(logits: torch.Tensor, labels: torch.Tensor, bins: int) -> float:
+    """The definition, photo by photo."""
+    binned = [[] for _ in range(bins)]
+    for row, label in zip(logits.softmax(dim=1).tolist(), labels.tolist(), strict=True):
+        confidence = max(row)
+        binned[min(int(confidence * bins), bins - 1)].append(
+            (confidence, row.index(confidence) == label)
+        )
+    gaps = [abs(sum(c for c, _ in rows) - sum(r for _, r in rows)) for rows in binned]
+    return sum(gaps) / len(labels)
+
+
+@pytest.mark.parametrize("bins", [1, 10, 15])
+def test_calibration_is_its_definition(bins):
+    logits, labels = 3 * noise(300, 5), torch.arange(300) % 5
+    assert calibration(logits, labels, bins=bins).error == pytest.approx(
+        slow_ece(logits, labels, bins), abs=1e-12
+    )
+    assert calibration(logits, labels).error == pytest.approx(
+        slow_ece(logits, labels, 15), abs=1e-12
+    )
+
+
+def test_full_confidence_is_in_the_last_bin():
+    result = calibration(torch.tensor([[100.0, -1000.0]]), torch.tensor([0]))
+    assert result.count.tolist() == [0] * 14 + [1] and result.error == 0
+
+
+def test_nll_by_hand_and_far_from_the_truth():
+    logits, labels = logits_of([0.8, 0.75], [True, False])
+    assert nll(logits, labels).tolist() == pytest.approx([-math.log(0.8), -math.log(0.25)])
+    assert nll(torch.tensor([[1000.0, 0.0]]), torch.tensor([1])).item() == 1000
+
+
+def test_the_area_counts_pairs_and_ties_as_half():
+    scores, labels = torch.tensor([0.1, 0.4, 0.4, 0.8, 0.3]), torch.tensor([0, 0, 1, 1, 1])
+    logits = torch.stack([torch.zeros(5), scores.logit()], dim=1)
+    pairs = [
+        (p > n) + 0.5 * (p == n)
+        for p in scores[labels == 1].tolist()
+        for n in scores[labels == 0].tolist()
+    ]
+    assert auroc(logits, labels) == pytest.approx(sum(pairs) / len(pairs))
+    assert auroc(logits.flip(1), labels) == pytest.approx(1 - auroc(logits, labels))
+
+
+def test_the_area_of_many_classes_is_the_mean_of_one_against_the_rest():
+    logits, labels = noise(60, 3), torch.arange(60) % 3
+    p = logits.softmax(dim=1)
+    each = [
+        auroc(torch.stack([1 - p[:, c], p[:, c]], dim=1).log(), (labels == c).long())
+        for c in range(3)
+    ]
+    assert auroc(logits, labels) == pytest.approx(sum(each) / 3)
+    with pytest.raises(BadOption, match="no sample of class 2"):
+        auroc(logits, labels.clamp(max=1))
+
+
+GROUPS = [(0, 0)] * 4 + [(0, 1)] * 2 + [(1, 0)] * 4
+RIGHT = torch.tensor([1, 1, 1, 1, 0, 1, 1, 0, 0, 0]).bool()
+
+
+def test_groups_by_hand():
+    result = group_accuracy(RIGHT, GROUPS)
+    assert result.groups == ((0, 0), (0, 1), (1, 0))
+    assert result.accuracy.tolist() == [1.0, 0.5, 0.25]
+    assert result.average == pytest.approx(0.6)
+    assert result.worst == 0.25
+    assert result.unweighted_average == pytest.approx((1 + 0.5 + 0.25) / 3)
+    assert result.train_weighted_average({(0, 0): 90, (0, 1): 8, (1, 0): 2}) == pytest.approx(
+        0.9 + 0.04 + 0.005
+    )
+
+
+def test_the_interval_is_exact():
+    """At each end the observed count, or a more extreme one, has probability 2.5 %."""
+    low, high = clopper_pearson(torch.tensor([7]), torch.tensor([20]))[0].tolist()
+    assert binom.sf(6, 20, low) == pytest.approx(0.025, abs=1e-9)
+    assert binom.cdf(7, 20, high) == pytest.approx(0.025, abs=1e-9)
+
+
+def test_the_interval_of_none_and_all():
+    result = clopper_pearson(torch.tensor([0, 10]), torch.tensor([10, 10]))
+    assert result[0, 0] == 0 and result[1, 1] == 1
+    assert result[0, 1].item() == pytest.approx(1 - 0.025 ** (1 / 10))
+    expected = clopper_pearson(torch.tensor([4, 1, 1]), torch.tensor([4, 2, 4]))
+    assert torch.equal(group_accuracy(RIGHT, GROUPS).intervals(), expected)
+
+
+def test_the_worst_of_some_groups_and_what_was_not_tested():
+    result = group_accuracy(RIGHT, GROUPS)
+    assert result.worst_among([(0, 0), (0, 1)]) == 0.5
+    assert result.worst_among(result.groups) == result.worst
+    for groups in ([(1, 1)], []):
+        with pytest.raises(ValueError):
+            result.worst_among(groups)
+    with pytest.raises(BadOption, match=r"\(1, 1\)"):
+        result.train_weighted_average({(0, 0): 1, (1, 1): 1})
+    with pytest.raises(IndexError):
+        group_accuracy(RIGHT, GROUPS[:-1])
+
+
+def test_groups_of_a_class_count_as_one():
+    result = group_accuracy(RIGHT, GROUPS).by_class
+    assert result.groups == ((0,), (1,)) and result.total.tolist() == [6, 4]
+    assert result.accuracy.tolist() == pytest.approx([5 / 6, 1 / 4]) and result.worst == 0.25

@@ -1,7 +1,5 @@
 """Our curves are Quantus's curves, for the same map, the same order and the same fill."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 """Head removal by editing native weights, in two ways that must agree: columns of O, or rows of V
 with their bias."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Banked attention by definition: gather the keys a row sees, one softmax, row by row."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

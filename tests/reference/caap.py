@@ -7,8 +7,6 @@ Cache H0[l] = h^l(context) and HX[l] = h^l(donor), l = 0..L. For each patch i:
 The native head reads the last state. Nothing of the package is used, so any block type works.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 

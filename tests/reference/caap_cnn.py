@@ -5,8 +5,6 @@ hook that overwrites what a stage gives.
 [B, C, h, w], as [B, h, w, C] or as a sequence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

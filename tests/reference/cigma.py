@@ -5,8 +5,6 @@ A head is removed by zeroing its columns of the output projection; it is replace
 package is used.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

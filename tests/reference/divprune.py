@@ -1,7 +1,5 @@
 """Max-min diversity, token by token, pair by pair."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,8 +1,6 @@
 """Evidence by definition: every length of the chain, one native forward each; every pair of
 regions, one patched native forward each. Nothing of the package is used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -9,8 +9,6 @@ would write: keys and values up to the last image token are computed once, and t
 for every mask.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -374,29 +372,3 @@ def replaced_attention(module: Any, attention: Any) -> Iterator[None]:
         yield
     finally:
         module.set_attn_implementation({"text_config": before})
-
-
-@torch.no_grad()
-def boosted(
-    module: Any, inputs: dict[str, Any], heads: set[tuple[int, int]], factor: float
-) -> Tensor:
-    """The last row's logits [V] where image keys weigh `factor` times as much for text rows of
-    these (layer, head)."""
-    start, stop = image_span(module, inputs)
-
-    def attention(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float,
-        **_: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
-        out, groups = torch.empty_like(query), module.num_key_value_groups
-        for head in range(query.shape[1]):
-            keys, values = key[0, head // groups], value[0, head // groups]
-            for row in range(query.shape[2]):
-                weights = torch.exp(keys[: row + 1] @ query[0, head, row] * scaling)
-                if row >= stop and (module.layer_idx, head) in heads:
-                    weights[start:stop] *= factor
-                out[0, head, row] = weights @ values[: row + 1] / weights.sum()
-        return out.transpose(1, 2), None
-
-    with replaced_attention(module, attention):
-        return module(**inputs, use_cache=False).logits[0, -1]

@@ -1,8 +1,6 @@
 """iFAM the slow and obvious way, one image and one token at a time, on timm's own modules (torch
 and timm only)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,8 +1,6 @@
 """RISE's insertion and deletion by definition: one picture, one pixel at a time, one forward a
 step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

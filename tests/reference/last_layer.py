@@ -1,8 +1,6 @@
 """Slow twins of last layers: Newton's method with the whole Hessian, and directions taken out
 of features instead of the layer."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

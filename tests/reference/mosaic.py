@@ -9,9 +9,7 @@ by m x + (1 - m) b for readouts that average them, and an attention pool's query
 keys as every other row does. Plain autograd gives the gradient. Nothing of the package is used.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,30 +62,6 @@ def mixed_logits(
     finally:
         if handle is not None:
             handle.remove()
-
-
-def mixed_states(
-    forward: Callable[[Tensor], Tensor],
-    blocks: Sequence[nn.Module],
-    mask: Tensor,
-    blank: Tensor,
-    picture: Tensor,
-    *,
-    prefix: int,
-) -> Tensor:
-    """Logits [C] where every token runs: what enters the first block is mixed, m x + (1 - m) b."""
-
-    def mix(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        h = args[0]
-        between = mask[:, None] * h[2, prefix:] + (1 - mask[:, None]) * h[1, prefix:]
-        mixed = torch.cat([h[0, :prefix], between])[None]
-        return (torch.cat([mixed, h[1:]]), *args[1:]), kwargs
-
-    handle = blocks[0].register_forward_pre_hook(mix, with_kwargs=True)
-    try:
-        return forward(torch.cat([blank, blank, picture]))[0]
-    finally:
-        handle.remove()
 
 
 @contextmanager

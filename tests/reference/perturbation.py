@@ -1,7 +1,5 @@
 """Perturbation metrics by definition: one picture, one set of patches, one forward at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

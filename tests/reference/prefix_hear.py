@@ -8,8 +8,6 @@ head reads one or the other, and the text of its own run by the native mask. Wha
 compute in that run is read by nobody.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """A vision-language model as a classifier, by definition: one picture, one prompt and one native
 forward at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ output has the largest weight of the cells that its square of pixels overlaps. N
 package is used.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -4,8 +4,6 @@ through each operator with autograd.
 After the authors' code: every rule is x * d(z)/dx applied to R / z, at one operator at a time.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -1,7 +1,5 @@
 """Twins prove something only if they share nothing with what they check."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

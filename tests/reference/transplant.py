@@ -1,8 +1,6 @@
 """Transplants and Otsu's threshold by definition: one picture, one patch, one threshold at a time.
 Nothing of the package is used."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -18,9 +16,14 @@ def scramble(x: int) -> int:
     return x ^ (x >> 16)
 
 
-def hashed(place: int, number: int, purpose: int) -> int:
-    """32 random bits for the transplant `number` of picture `place`."""
-    return scramble(place ^ scramble(number ^ scramble(purpose)))
+def hashed(key: int, purpose: int) -> int:
+    """32 random bits for a number of 62 bits."""
+    return scramble(key & WORD ^ scramble(key >> 32 ^ scramble(purpose)))
+
+
+def mixed(key: int, other: int) -> int:
+    """One number of 62 bits for two."""
+    return (key + 0x9E3779B1 * other) % 2**62
 
 
 def grown(mask: Tensor) -> Tensor:
@@ -43,9 +46,10 @@ def hole(mask: Tensor, side: int) -> Tensor:
 
 def transplant(
     images: Tensor, masks: Tensor, labels: list[int], per_image: int, donors: str, seed: int,
-    *, side: int,
+    *, side: int, keys: list[int],
 ) -> list[tuple[int, int, Tensor]]:  # fmt: skip
-    """(i, j, picture) of all transplants; `side` is the patch's in pixels."""
+    """(i, j, picture) of all transplants; `side` is the patch's in pixels, `keys`
+    identify pictures."""
     by_pixels = masks.shape[1:] == images.shape[2:]
     holes = [hole(mask, side if by_pixels else 1) for mask in masks]
     results = []
@@ -57,17 +61,18 @@ def transplant(
             j for j, other in enumerate(labels)
             if j != i and other in allowed[donors] and not holes[j].all()
         ]  # fmt: skip
+        pool.sort(key=lambda j: hashed(mixed(keys[j], keys[i]), 4 * seed + 1))
         for number in range(per_image if pool else 0):
-            j = pool[hashed(i, number, 4 * seed + 1) % len(pool)]
-            behind = filled(images[j], holes[j], i, number, seed, side)
+            j = pool[number % len(pool)]
+            behind = filled(images[j], holes[j], mixed(keys[i], number), seed, side)
             results.append((i, j, put(images[i], masks[i], behind, side)))
     return results
 
 
-def filled(picture: Tensor, holes: Tensor, i: int, number: int, seed: int, side: int) -> Tensor:
+def filled(picture: Tensor, holes: Tensor, key: int, seed: int, side: int) -> Tensor:
     rows, columns = holes.shape
     free = [cell for cell in range(rows * columns) if not holes[cell // columns, cell % columns]]
-    base, new = hashed(i, number, 4 * seed + 2), picture.clone()
+    base, new = hashed(key, 4 * seed + 2), picture.clone()
     for cell in range(rows * columns):
         if not holes[cell // columns, cell % columns]:
             continue

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -365,18 +366,18 @@ class Rules(TorchFunctionMode):
             y = func(*args, **kwargs)
         both = len(live) == 2
         if name == "linear":
-            return _share(_linear(args[0], args[1].T), y, args[0])
+            return _share(partial(_linear, args[0], args[1].T), y, args[0])
         if name in ("matmul", "__matmul__"):
             a, b = args
             if both:
-                return _share(_matmul(a, b), y, a, b)
+                return _share(partial(_matmul, a, b), y, a, b)
             if a.requires_grad:
-                return _share(_linear(a, b), y, a)
-            return _share(_linear(b.mT, a.mT), y.mT, b.mT).mT
+                return _share(partial(_linear, a, b), y, a)
+            return _share(partial(_linear, b.mT, a.mT), y.mT, b.mT).mT
         if name == "mean" and isinstance(kwargs.get("dim"), int) and y.ndim < args[0].ndim:
-            return _share(_mean(args[0], y, kwargs["dim"]), y, args[0])
+            return _share(partial(_mean, args[0], y, kwargs["dim"]), y, args[0])
         if both and name in (SUMS | PRODUCTS) and live[0].shape == live[1].shape == y.shape:
-            return _share(_add(*live) if name in SUMS else _halves, y, *live)
+            return _share(partial(_add, *live) if name in SUMS else _halves, y, *live)
         if not both and name in UNCHANGED and live[0].shape == y.shape:
             return _share(_whole, y, live[0])
         shapes = ", ".join(str(list(x.shape)) for x in live)
@@ -431,52 +432,32 @@ def _halves(relevance: Tensor) -> tuple[Tensor, Tensor]:
     return relevance / 2, relevance / 2
 
 
-def _linear(x: Tensor, w: Tensor) -> Rule:
+def _linear(x: Tensor, w: Tensor, relevance: Tensor) -> tuple[Tensor]:
     """y = x @ w (+ bias, which takes no relevance)."""
-    x = x.detach()
-
-    def rule(relevance: Tensor) -> tuple[Tensor]:
-        up, w_up, down, w_down = x.clamp(min=0), w.clamp(min=0), x.clamp(max=0), w.clamp(max=0)
-        share = divide(relevance, up @ w_up + down @ w_down)
-        return (up * (share @ w_up.mT) + down * (share @ w_down.mT),)
-
-    return rule
+    up, w_up, down, w_down = x.clamp(min=0), w.clamp(min=0), x.clamp(max=0), w.clamp(max=0)
+    share = divide(relevance, up @ w_up + down @ w_down)
+    return (up * (share @ w_up.mT) + down * (share @ w_down.mT),)
 
 
-def _matmul(a: Tensor, b: Tensor) -> Rule:
-    a, b = a.detach(), b.detach()
-
-    def rule(relevance: Tensor) -> tuple[Tensor, Tensor]:
-        share = divide(relevance, a @ b)
-        return a * (share @ b.mT) / 2, b * (a.mT @ share) / 2
-
-    return rule
+def _matmul(a: Tensor, b: Tensor, relevance: Tensor) -> tuple[Tensor, Tensor]:
+    share = divide(relevance, a @ b)
+    return a * (share @ b.mT) / 2, b * (a.mT @ share) / 2
 
 
-def _mean(x: Tensor, y: Tensor, dim: int) -> Rule:
-    x = x.detach()
-
-    def rule(relevance: Tensor) -> tuple[Tensor]:
-        return (x * divide(relevance, y * x.shape[dim]).unsqueeze(dim),)
-
-    return rule
+def _mean(x: Tensor, y: Tensor, dim: int, relevance: Tensor) -> tuple[Tensor]:
+    return (x * divide(relevance, y * x.shape[dim]).unsqueeze(dim),)
 
 
-def _add(a: Tensor, b: Tensor) -> Rule:
-    a, b = a.detach(), b.detach()
-
-    def rule(relevance: Tensor) -> tuple[Tensor, Tensor]:
-        share = divide(relevance, a + b)
-        parts = [a * share, b * share]
-        sums, whole = [_sample_sum(part) for part in parts], _sample_sum(relevance)
-        total = sums[0].abs() + sums[1].abs()
-        first, second = (
-            part * divide(divide(own.abs(), total) * whole, own)
-            for part, own in zip(parts, sums, strict=True)
-        )
-        return first, second
-
-    return rule
+def _add(a: Tensor, b: Tensor, relevance: Tensor) -> tuple[Tensor, Tensor]:
+    share = divide(relevance, a + b)
+    parts = [a * share, b * share]
+    sums, whole = [_sample_sum(part) for part in parts], _sample_sum(relevance)
+    total = sums[0].abs() + sums[1].abs()
+    first, second = (
+        part * divide(divide(own.abs(), total) * whole, own)
+        for part, own in zip(parts, sums, strict=True)
+    )
+    return first, second
 
 
 def _sample_sum(x: Tensor) -> Tensor:

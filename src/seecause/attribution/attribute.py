@@ -9,30 +9,30 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from seecause.attribution.registry import find, join
+from seecause.attribution.registry import Maps, find, join, size_of
 from seecause.attribution.result import Attribution, MapResult
 from seecause.data.dataset import (
     IGNORE,
     ImageFacts,
     ImageOpener,
+    Size,
     SkippedImage,
     find_images,
     read_ahead,
 )
-from seecause.engine.chunks import budget, fit, memory, plain_logits
+from seecause.engine.chunks import beside, budget, fit, memory, plain_logits
 from seecause.engine.trace import need_gradients, special_rows
 from seecause.errors import (
     BadImage,
     BadOption,
     DataMissing,
     NotDefined,
-    SeecauseError,
     ViewMismatch,
 )
 from seecause.files import digest
@@ -49,13 +49,16 @@ if TYPE_CHECKING:
 
 BATCH, GPU_BATCH = 16, 128
 RUNS = 4  # of one image, which a sweep holds at once
+Inputs = Images | Iterable[Any]
+ModelLike = ImageModel | nn.Module
+Options = Mapping[str, Any]
 Also = Collection[Literal["evidence", "interactions"]]
 
 
 @checked
 def attribute(
-    model: ImageModel | nn.Module,
-    images: Images | Iterable[Any],
+    model: ModelLike,
+    images: Inputs,
     target: Spec = None,
     method: str = "caap",
     *,
@@ -97,7 +100,8 @@ def attribute(
         model.preprocess.kind != "images" and isinstance(images, OneImage | list | tuple | Mapping)
     )
     if in_memory:
-        names, tensor = file_names(images), as_images(model, images)
+        given = cast(Any, images)
+        names, tensor = file_names(given), as_images(model, given)
         return replace(attribute_batch(model, tensor, target, method, options), names=names)
     return explain(
         model, images, methods=[method], target=target, options={method: options}, skipped=skipped
@@ -105,7 +109,7 @@ def attribute(
 
 
 def attribute_batch(
-    model: ImageModel, images: Tensor, spec: Spec, method: str, options: Mapping[str, Any]
+    model: ImageModel, images: Tensor, spec: Spec, method: str, options: Options
 ) -> Attribution:
     """The attribution of a normalised batch [B, 3, H, W] by one method."""
     if not model.aimed:
@@ -115,7 +119,7 @@ def attribute_batch(
     with model.eval_mode(frozen=True), budget(memory().limit) as held:
         images = images.clone() if images.is_inference() else images
         model.check(images)
-        goal = parse(model, spec, len(images))
+        goal, aside = parse(model, spec, len(images)), beside(model.device)
         try:
             maps = entry.run(model, images, goal, **options)
         except RuntimeError as failure:
@@ -124,16 +128,30 @@ def attribute_batch(
             reason = f"weights of {model.name}, or the images, were made under torch.inference_mode"
             remedy = "Make them outside of it, or use method='caap', which takes no gradient"
             raise NotDefined(method, reason, remedy) from failure
+        cells = model.layout_at(*size_of(images)).cells
+        shape = [*getattr(getattr(maps, "scores", maps), "shape", ())]
+        if not isinstance(maps, Maps) or shape != [len(images), math.prod(cells)]:
+            expected = f"a method that returns Maps with scores [{len(images)}, {math.prod(cells)}]"
+            raise BadOption(
+                "method", f"{method}, which returned {type(maps).__name__} {shape}", expected
+            )
         logits = maps.target.logits  # of the plain run that the method made, or one more
         if logits is None or len(logits) != len(images):
             logits = plain_logits(model, images)
-    if not torch.isfinite(maps.scores).all():
+    logits = logits.detach()
+    probabilities = spread(wide(logits), "prob", sigmoid=model.sigmoid)
+    finite = maps.scores.isfinite().all()
+    with aside:  # while the GPU is busy with the maps
+        shown, record = model.preprocess.shown(images), protocol(model, images)
+    if not finite:
+        if logits.isfinite().all():
+            reason = "its map has NaN or infinity, though the model's logits are finite"
+            raise NotDefined(method, reason, "Use other options, another image or another method")
         reason = "the map is not finite; the model's logits contain NaN or infinity"
         raise ViewMismatch("maps", method, reason)
-    logits = logits.detach()
     target = maps.target.bind(logits)
-    probabilities = spread(wide(logits), "prob", sigmoid=model.sigmoid)
-    cells = model.layout_at(images.shape[-2], images.shape[-1]).cells
+    target = target.given(*(tensor.cpu() for tensor in target.tensors))
+    cells = model.layout_at(*size_of(images)).cells
 
     def on_grid(values: Tensor | None) -> Tensor | None:
         return None if values is None else wide(values).unflatten(1, cells)
@@ -141,33 +159,30 @@ def attribute_batch(
     every = {**entry.options, **options}
     return Attribution(
         maps=wide(maps.scores).unflatten(1, cells),
-        images=model.preprocess.shown(images),
+        images=shown,
         native=None if maps.native is None else wide(maps.native),
         class_maps=on_grid(maps.class_maps),
         errors=on_grid(maps.errors),
         probabilities=probabilities,
         labels=target.labels(model),
-        answers=best_answers(model, probabilities, target),
+        answers=best_answers(model, probabilities.cpu(), target),
         manifest={
             "method": method,
             "options": {name: _for_manifest(value) for name, value in every.items()},
             "target": target.record(model),
             **({"used": maps.used} if maps.used else {}),
-            **protocol(model, images),
+            **record,
             "memory_halvings": list(held.halvings),
         },
     )
 
 
 def _attribute_rows(
-    model: ImageModel, images: Tensor, spec: Spec, method: str, options: Mapping[str, Any]
+    model: ImageModel, images: Tensor, spec: Spec, method: str, options: Options
 ) -> Attribution:
     """Attributions of a detector or segmentation model, computed image by image."""
     specs = _listed(spec)
     specs = specs if isinstance(specs, list) else [specs] * len(images)
-    if len(specs) != len(images):
-        expected = f"one box or region, or one for each of the {len(images)} images"
-        raise BadOption("target", f"{len(specs)} rows", expected)
     aims = [model.aim(image, row) for image, row in zip(images.split(1), specs, strict=True)]
     parts = []
     for place, (image, aim) in enumerate(zip(images.split(1), aims, strict=True)):
@@ -205,12 +220,12 @@ class Explanation(MapResult):
         answers: The most probable classes of each image, and the explained one.
         runs: Attributions of the same images, by method.
         fingerprint: A digest of these images and all that were explained before them.
-        evidence: Evidence in the order of the first method's maps, if asked for.
+        evidence: Evidence in the order of mosaic's maps (or the first method's), if asked for.
         interactions: Interactions, if asked for.
         places: Indices of the images among all that were given; some cannot be read.
         truths: The class of each image, where it is known.
-        background: The share of the first method's map outside of the object, where there are
-            masks.
+        background: The share of the first method's map, above its median, outside of the object,
+            where there are masks.
         background_area: The share of an even map outside of the object.
     """
 
@@ -242,14 +257,14 @@ class Explanation(MapResult):
 
 @checked
 def explain(
-    model: ImageModel | nn.Module,
-    images: Images | Iterable[Any],
+    model: ModelLike,
+    images: Inputs,
     *,
     methods: Sequence[str] | None = None,
     target: Spec = None,
     also: Also = (),
-    others: Images | Iterable[Any] | None = None,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
+    others: Inputs | None = None,
+    options: Mapping[str, Options] | None = None,
     skipped: list[SkippedImage] | None = None,
 ) -> Explanation:
     """Explain predictions: what does the model predict, and which patches caused it?
@@ -260,7 +275,8 @@ def explain(
         methods: Names of methods. None means CAAP, and mosaic where it is defined.
         target: The class to explain, as for `sc.attribute`. None explains the predicted class (of a
             detector the box with the highest score).
-        also: "evidence" (in the order of the first method's maps) and "interactions".
+        also: "evidence" (in the order of mosaic's maps, or the first method's without
+            mosaic) and "interactions".
         others: A second version of each image that should get the same prediction, for instance
             without a mark. It is used as the image's blank, so maps show what of the difference
             caused the prediction.
@@ -275,7 +291,7 @@ def explain(
         >>> model = sc.load("builtin:critters-vit")
         >>> found = sc.explain(model, "critters:clean:test#0", also=["evidence"])
         >>> list(found.runs), found.answers[0][0].name, int(found.evidence.enough.count)
-        (['caap', 'mosaic'], 'quillow', 1)
+        (['caap', 'mosaic'], 'quillow', 2)
     """
     parts = list(
         explain_batches(
@@ -285,22 +301,21 @@ def explain(
     )  # fmt: skip
     if not parts:
         raise DataMissing("images", "none can be read", "give at least one")
-    sizes = {tuple(part.first.images.shape[2:]) for part in parts}
-    if len(sizes) > 1:
-        listed = ", ".join(f"{height} x {width}" for height, width in sorted(sizes))
-        raise BadOption("images", listed, "images of one size in each call")
+    if len(parts) > 1:
+        sizes = [list(part.first.images.shape[2:]) for part in parts]
+        raise BadOption("images", sizes, "images of one size in each call")
     return parts[0]
 
 
 def explain_batches(
-    model: ImageModel | nn.Module,
-    images: Images | Iterable[Any],
+    model: ModelLike,
+    images: Inputs,
     *,
     methods: Sequence[str] | None = None,
     target: Spec = None,
     also: Also = (),
-    others: Images | Iterable[Any] | None = None,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
+    others: Inputs | None = None,
+    options: Mapping[str, Options] | None = None,
     names: Sequence[str] | None = None,
     batch: int | None = None,
     workers: int = 0,
@@ -313,8 +328,8 @@ def explain_batches(
         model, images, methods, target, also, others, options, skipped: As for `explain`.
         names: Names of the images, instead of those of their files.
         batch: Images that are explained at once; None for as many as suit the device.
-        workers: Processes that read the files of a list, with the same results. Only where there
-            is a list `skipped`: errors keep their kind in one process.
+        workers: Processes that read `images`, then a list of files, with the same results. Give
+            the list `skipped`, too: errors keep their kind in one process only.
     """
     model = as_view(model)
     if also and not model.aimed:
@@ -347,7 +362,8 @@ def explain_batches(
         if also:
             from seecause.attribution.evidence import evidence, interactions
 
-            enough = evidence(model, tensor, rows, maps=first.maps) if "evidence" in also else None
+            ranked = runs.get("mosaic", first).maps  # the order that `sc.evidence` takes
+            enough = evidence(model, tensor, rows, maps=ranked) if "evidence" in also else None
             pairs = interactions(model, tensor, rows) if "interactions" in also else None
         shares = [_outside(first, i, known.mask) for i, known in enumerate(part.facts)]
         yield Explanation(
@@ -368,23 +384,22 @@ def _truth(model: ImageModel, label: str | None) -> str | None:
     """The model's name of the class that a folder or a dataset names; None if it has none."""
     if label is None or label.isdigit():  # a folder called 7 need not be class 7
         return None
-    try:
-        return model.class_name(model.class_index(label))
-    except SeecauseError:
-        return None
+    called = model.classes_called(label)
+    return model.class_name(called[0]) if len(called) == 1 else None
 
 
 def _outside(
     run: Attribution, index: int, mask: Tensor | None
 ) -> tuple[float | None, float | None]:
-    """The share of a map, above its lowest value, that lies outside of the object, and the share of
-    the pixels; None without a mask, and the first None without an object or values above 0."""
+    """The share of a map, above its median (its floor), that lies outside of the object, and the
+    share of the pixels; None without a mask, and the first None without an object or a value above
+    the median."""
     counted = None if mask is None else mask != IGNORE
     if mask is None or counted is None or not counted.any():
         return None, None
     alone = run[index]
-    lowest = (alone.maps if alone.native is None else alone.native).min().clamp(min=0)
-    pixels = (alone.pixels()[0].double() - lowest).clamp(min=0).to(mask.device)  # [H, W]
+    floor = (alone.maps if alone.native is None else alone.native).median().clamp(min=0)
+    pixels = (alone.pixels()[0].double() - floor).clamp(min=0).to(mask.device)  # [H, W]
     area = float((mask == 0).sum() / counted.sum())
     share = float(pixels[mask == 0].sum() / pixels[counted].sum())
     return None if area == 1 or math.isnan(share) else share, area
@@ -426,7 +441,7 @@ class FileRegion:
     region: Region
     steps: Preprocess
 
-    def framed(self, size: tuple[int, int] | None) -> Region:
+    def framed(self, size: Size | None) -> Region:
         """The part of the region that lies inside the model's input crop of an image of `size`;
         raises if it is empty."""
         if size is None:
@@ -478,12 +493,12 @@ def batch_size(model: ImageModel) -> int:
 
 def image_batches(
     model: ImageModel,
-    images: Images | Iterable[Any],
+    images: Inputs,
     *,
     batch: int,
     workers: int = 0,
     names: Sequence[str] | None = None,
-    others: Images | Iterable[Any] | None = None,
+    others: Inputs | None = None,
     skipped: list[SkippedImage] | None = None,
     target: Any = None,
 ) -> Iterator[ImageBatch]:
@@ -493,7 +508,7 @@ def image_batches(
     region of files does not reach, are added to `skipped`, or are errors without it.
     """
     reader = _Reader(model, names, target, skipped is None)
-    if workers and not reader.strict and _are_names(images):
+    if workers:
         files: Any = images
         read = replace(reader, model=_Frame(model.preprocess), files=files, others=others)
         reads: Iterable[Any] = read_ahead(read, len(files), workers)
@@ -519,11 +534,6 @@ def image_batches(
             rows = []
     if rows:
         yield join(rows)
-
-
-def _are_names(images: Any) -> bool:
-    """Whether these are the names of images, all known beforehand."""
-    return isinstance(images, list) and all(isinstance(image, str | Path) for image in images)
 
 
 @dataclass(frozen=True)
@@ -571,12 +581,12 @@ class _Reader:
 
 def _singles(model: ImageModel, images: Any) -> Iterator[Any]:
     """One image after the other, whatever batches they come in."""
-    items: Any = model.preprocess.unpacked(images)
+    items = model.preprocess.unpacked(images)
     if isinstance(items, str | Path) and model.preprocess.kind == "images":
         items = find_images([str(items)])
     elif isinstance(items, OneImage | Mapping) and getattr(items, "ndim", 0) < 4:
         items = [items]
-    return chain.from_iterable(_rows_of(model, item) for item in items)
+    return chain.from_iterable(_rows_of(model, item) for item in cast(Any, items))
 
 
 def _rows_of(model: ImageModel, item: Any) -> Iterable[Any]:
@@ -588,9 +598,9 @@ def _rows_of(model: ImageModel, item: Any) -> Iterable[Any]:
     if isinstance(item, tuple | list) and item:
         is_pair = isinstance(item, tuple) or getattr(item[0], "ndim", 0) >= 4
         return _rows_of(model, item[0]) if is_pair else item
-    dimensions = getattr(item, "ndim", 0)
-    if dimensions == 5 and item.shape[1] == 1:  # a DataLoader over `model.preprocess`
-        return item[:, 0]
+    dimensions, batch = getattr(item, "ndim", 0), cast(Any, item)
+    if dimensions == 5 and batch.shape[1] == 1:  # a DataLoader over `model.preprocess`
+        return batch[:, 0]
     return item if dimensions == 4 else [item]
 
 

@@ -42,7 +42,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.attribution.registry import Maps, blanks, method
+from seecause.attribution.registry import BlankLike, Maps, blanks, method, size_of
 from seecause.engine.attend import attend
 from seecause.engine.chunks import fit, in_chunks, joined
 from seecause.engine.sweep import (
@@ -56,7 +56,7 @@ from seecause.engine.sweep import (
     selection,
     token_sets,
 )
-from seecause.engine.trace import Blank, Trace, blank_trace, record, trace_bytes
+from seecause.engine.trace import Trace, blank_trace, record, trace_bytes
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
@@ -68,6 +68,8 @@ Direction = Literal["insert", "delete"]
 Approx = Literal["none", "e-caap", "e-caap-printed"]
 Layers = tuple[int, int | None] | None
 Classes = Literal["all"] | Sequence[int | str] | None
+Tensors = tuple[Tensor, ...]
+Run = Callable[..., Tensors]  # of images and their blanks
 Recorded = dict[str, Any]  # sets of states, and of blocks whose keys and values a run keeps
 
 
@@ -90,7 +92,7 @@ def caap(
     tail: Tail | None = None,
     layers: Layers = None,
     select: Select | Tensor = "box1",
-    blank: Blank | Tensor = "white",
+    blank: BlankLike = "white",
     score: Score = "prob",
     approx: Approx = "none",
     direction: Direction = "insert",
@@ -102,8 +104,8 @@ def caap(
 
     By default `tail` is source, or patched where the model reads no class token, and `layers` go
     from 0 (the embedding) to the last block, or to two thirds of the depth where `tail` is not
-    source. `classes` ("all", or a list) selects classes whose maps are returned too
-    (`class_maps`).
+    source. The paper's are patched and layers from 1. `classes` ("all", or a list) selects classes
+    whose maps are returned too (`class_maps`).
     """
     layout = model.check(images)
     plan = make_plan(
@@ -194,7 +196,7 @@ def sweep(
 ) -> Swept:
     """Logits of all interventions, in chunks of images and of patches that fit the memory
     budget."""
-    layout = model.layout_at(images.shape[-2], images.shape[-1])
+    layout = model.layout_at(*size_of(images))
     usual = plan.tail in ("source", "blank") and direction == "insert" and len(blank) == 1
     if approx != "none" and not (usual and plan.live):
         needs = "direction=insert, tail=source or blank, a class token and one blank for all images"
@@ -202,7 +204,7 @@ def sweep(
     each = min(2, len(blank)) * trace_bytes(model, layout)
     each += min(len(chosen), 32) * _intervention_bytes(model, layout, chosen, plan)
 
-    def prepare(count: int) -> Callable[..., tuple[Tensor, ...]]:
+    def prepare(count: int) -> Run:
         of_blank, of_image = recorded(plan, model)
         if direction == "delete":
             of_blank, of_image = of_image, of_blank
@@ -215,7 +217,7 @@ def sweep(
             summary = cache(partial(_blank_parts, model, shared, sets, plan, printed))
         together = patches_at_once(model, layout, chosen, plan, count)
 
-        def run(sources: Tensor, own_blanks: Tensor) -> tuple[Tensor, ...]:
+        def run(sources: Tensor, own_blanks: Tensor) -> Tensors:
             source = record(model, sources, **of_image)
             empty = shared or record(model, own_blanks, **of_blank)
             context, donor = (empty, source) if direction == "insert" else (source, empty)
@@ -233,12 +235,12 @@ def sweep(
 def chunked(
     model: ImageModel,
     key: tuple[Hashable, ...] | None,
-    prepare: Callable[[int], Callable[..., tuple[Tensor, ...]]],
+    prepare: Callable[[int], Run],
     images: Tensor,
     blank: Tensor,
     *more: Tensor,
     bytes_each: int,
-) -> tuple[Tensor, ...]:
+) -> Tensors:
     """Results of the function that `prepare(count)` returns, for as many images at a time as fit.
 
     The function is called with images, their blanks (or the one of all) and `more` tensors with a
@@ -249,18 +251,18 @@ def chunked(
     shared = [blank] if len(blank) == 1 else []
     tensors = [images, *more] if shared else [images, blank, *more]
     recorded = key is not None and device.type == "cuda"
-    if recorded:
+    if key is not None and recorded:
         from seecause.engine.graphs import captured, ready
 
         if shared:  # a recording holds the one blank; others come with the images
             key = (*key, id(blank), blank._version)
         known = ready(model, key, *tensors)
 
-    def ready_run(count: int) -> Callable[..., tuple[Tensor, ...]]:
+    def ready_run(count: int) -> Run:
         run = prepare(count)
         return lambda sources, *others: run(sources, *shared, *others)
 
-    def some_images(a: int, b: int) -> tuple[Tensor, ...]:
+    def some_images(a: int, b: int) -> Tensors:
         parts, made = [tensor[a:b] for tensor in tensors], partial(ready_run, b - a)
         return captured(model, key, made, *parts) if recorded else made()(*parts)
 
@@ -348,7 +350,7 @@ def caap_staged(
     *,
     stage: str | None = None,
     select: Select | Tensor = "box1",
-    blank: Blank | Tensor = "white",
+    blank: BlankLike = "white",
     score: Score = "prob",
     direction: Direction = "insert",
     classes: Classes = None,
@@ -381,13 +383,13 @@ def sweep_features(
     memory budget."""
     layout = model.check(images)
 
-    def prepare(count: int) -> Callable[..., tuple[Tensor, ...]]:
+    def prepare(count: int) -> Run:
         shared = model.run_to(stage, blank) if len(blank) == 1 else None  # [1, C, h, w]
         cells = chosen.to(model.device).unflatten(1, layout.grid)  # [N, gh, gw]
         after = count * model.forward_bytes(layout, after=stage)
         together = fit(len(cells), after, model.device, share=0.8)
 
-        def run(sources: Tensor, own_blanks: Tensor) -> tuple[Tensor, ...]:
+        def run(sources: Tensor, own_blanks: Tensor) -> Tensors:
             features = model.run_to(stage, sources)  # [b, C, h, w]
             empty = model.run_to(stage, own_blanks) if shared is None else shared
             context, donor = (empty, features) if direction == "insert" else (features, empty)

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from seecause.attribution.attribute import attribute
+from seecause.attribution.attribute import ModelLike, attribute
 from seecause.attribution.registry import find
-from seecause.errors import BadOption, MissingExtra
+from seecause.errors import MissingExtra
 from seecause.loading import as_view
-from seecause.models.base import ImageModel
 from seecause.models.block import pixel_cells
 
 try:
@@ -34,7 +33,7 @@ except ImportError:
 class ByMethod(Attribution):
     """Any attribution method as one of captum; `options` are the method's own."""
 
-    def __init__(self, model: ImageModel | nn.Module, method: str, **options: Any) -> None:
+    def __init__(self, model: ModelLike, method: str, **options: Any) -> None:
         self.view, self.method, self.options = as_view(model), method, options
         find(method, self.view.architecture).check(options)
         super().__init__(self.view)
@@ -44,17 +43,12 @@ class ByMethod(Attribution):
         self,
         inputs: Tensor | tuple[Tensor, ...],
         target: Any = None,
-        additional_forward_args: Any = None,
         **options: Any,
     ) -> Tensor | tuple[Tensor, ...]:
         """Attributions in the shape of `inputs`, normalised images [B, 3, H, W] or a tuple of one
         such tensor. `target` as in captum: a class, or one for each image; None for the predicted.
         """
-        images = inputs if isinstance(inputs, Tensor) else inputs[0]
-        if not isinstance(inputs, Tensor) and len(inputs) != 1:
-            raise BadOption("inputs", f"{len(inputs)} tensors", "one tensor: a batch of images")
-        if additional_forward_args is not None:
-            raise BadOption("additional_forward_args", "values", "None: a view takes images alone")
+        (images,) = (inputs,) if isinstance(inputs, Tensor) else inputs
         if isinstance(target, Tensor) and target.numel() == 1:
             target = int(target)
         own = {**self.options, **options}
@@ -74,14 +68,14 @@ class CAAP(ByMethod):
     torch.Size([1, 3, 96, 96])
     """
 
-    def __init__(self, model: ImageModel | nn.Module, **options: Any) -> None:
+    def __init__(self, model: ModelLike, **options: Any) -> None:
         super().__init__(model, "caap", **options)
 
 
 class Mosaic(ByMethod):
     """Mosaic: what does the prediction depend on? Slopes over mixtures of the image and a blank."""
 
-    def __init__(self, model: ImageModel | nn.Module, **options: Any) -> None:
+    def __init__(self, model: ModelLike, **options: Any) -> None:
         super().__init__(model, "mosaic", **options)
 
 

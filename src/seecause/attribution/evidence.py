@@ -34,14 +34,16 @@ from functools import lru_cache, partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from seecause.attribution.attribute import attribute
+from seecause.attribution.attribute import ModelLike, attribute
 from seecause.attribution.caap import make_plan, sweep, sweep_features
 from seecause.attribution.gradients import bind_target
-from seecause.attribution.registry import blanks, find
+from seecause.attribution.registry import BlankLike, blanks, find, size_of
+from seecause.attribution.result import Record
+from seecause.data.dataset import Size
 from seecause.engine.chunks import batched, budget, fit, memory, run_in_chunks
-from seecause.engine.trace import Blank, special_rows
+from seecause.engine.trace import special_rows
 from seecause.errors import BadOption, NotDefined
 from seecause.loading import as_view
 from seecause.models.base import ImageModel, protocol
@@ -99,9 +101,9 @@ class Evidence(Result):
     probability: Tensor
     answered: Tensor
     labels: list[str]
-    manifest: dict[str, Any]
+    manifest: Record
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Record]:
         """One row for each image: how many patches are enough and needed, of how many."""
         enough, needed = self.enough.count.tolist(), self.needed.count.tolist()
         return [
@@ -127,14 +129,14 @@ class Evidence(Result):
 @checked
 @torch.no_grad()
 def evidence(
-    model: ImageModel | nn.Module,
+    model: ModelLike,
     images: Images,
     target: Spec = None,
     *,
     maps: Tensor | None = None,
     method: str | None = None,
     options: Mapping[str, Any] | None = None,
-    blank: Blank | Tensor = "mean",
+    blank: BlankLike = "mean",
     points: Count = 7,
     seed: int = 0,
 ) -> Evidence:
@@ -251,7 +253,7 @@ class _Search:
     def logits(self, rows: Tensor, lengths: Tensor, keep: bool) -> Tensor:
         """Logits [m, C] of images `rows` with their first patches shown on the blank, or hidden by
         it; as many at a time as fit."""
-        size = (self.images.shape[-2], self.images.shape[-1])
+        size = size_of(self.images)
 
         def run_items(items: Tensor) -> Tensor:
             own = rows[items]
@@ -315,10 +317,10 @@ class Interactions(Result):
 
     joint: Tensor
     regions: int
-    grid: tuple[int, int]
+    grid: Size
     images: Tensor
     labels: list[str]
-    manifest: dict[str, Any]
+    manifest: Record
 
     @property
     def singles(self) -> Tensor:
@@ -331,7 +333,7 @@ class Interactions(Result):
         inner = self.joint - self.singles[:, :, None] - self.singles[:, None, :]
         return inner * ~torch.eye(inner.shape[-1], dtype=torch.bool)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Record]:
         """One row for each pair of regions and image."""
         every = self.joint.shape[-1] ** 2
         return [
@@ -368,13 +370,13 @@ class Interactions(Result):
 @checked
 @torch.no_grad()
 def interactions(
-    model: ImageModel | nn.Module,
+    model: ModelLike,
     images: Images,
     target: Spec = None,
     *,
     regions: int = 7,
     score: Score = "logit",
-    blank: Blank | Tensor = "white",
+    blank: BlankLike = "white",
     seed: int = 0,
 ) -> Interactions:
     """Exact effects of all pairs of regions, beside those of single ones.
@@ -452,14 +454,14 @@ def interactions(
     )
 
 
-def region_of(grid: tuple[int, int], regions: int) -> Tensor:
+def region_of(grid: Size, regions: int) -> Tensor:
     """The region of each patch, [gh, gw], counted row by row. Sizes differ by one patch at most."""
     row, column = (torch.arange(side) * regions // side for side in grid)
     return row[:, None] * regions + column
 
 
 @lru_cache(maxsize=32)
-def pair_sets(grid: tuple[int, int], regions: int) -> Tensor:
+def pair_sets(grid: Size, regions: int) -> Tensor:
     """The patches of every pair a <= b of regions, bool [R (R + 1) / 2, N]; a = b is one region
     alone. Cached, so that CUDA graphs recorded with this tensor are reused."""
     count = regions * regions

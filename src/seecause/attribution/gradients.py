@@ -31,9 +31,9 @@ from torch.nn.functional import adaptive_avg_pool2d, one_hot
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from seecause.attribution.registry import EVERY_VIEW, Maps, join, method
+from seecause.attribution.registry import EVERY_VIEW, BlankLike, Maps, Run, join, method, size_of
 from seecause.engine.chunks import fit, in_chunks, plain_logits
-from seecause.engine.trace import Blank, blank_image, need_gradients, probabilities, record
+from seecause.engine.trace import blank_image, need_gradients, probabilities, record
 from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
@@ -42,8 +42,6 @@ from seecause.models.parts import CosineHead
 from seecause.models.view import VisionModel
 from seecause.options import Count, NotNegative
 from seecause.target import Score, Target
-
-Run = Callable[..., Maps]
 
 
 def over_images(
@@ -153,7 +151,7 @@ def over_copies(
 
 def patch_sums(model: ImageModel, pixels: Tensor) -> Tensor:
     """Pixel maps [B, H, W] -> sums over each patch [B, N]."""
-    size = (pixels.shape[-2], pixels.shape[-1])
+    size = size_of(pixels)
     down, across = (  # [side, cells]: which patch each pixel belongs to
         one_hot(pixel_cells(side, cells, pixels.device), cells).to(pixels)
         for side, cells in zip(size, model.layout_at(*size).grid, strict=True)
@@ -384,7 +382,7 @@ def integrated_gradients(
     images: Tensor,
     target: Target,
     *,
-    baseline: Blank | Tensor = "mean",
+    baseline: BlankLike = "mean",
     steps: Count = 50,
     score: Score = "logit",
     seed: int = 0,
@@ -399,7 +397,7 @@ def integrated_gradients(
     given.
     """
     target = bind_target(model, images, target)
-    base = blank_image(model, (images.shape[-2], images.shape[-1]), baseline, seed=seed)
+    base = blank_image(model, size_of(images), baseline, seed=seed)
     nodes, weights = np.polynomial.legendre.leggauss(steps)  # on [-1, 1]
     t, weight = (torch.from_numpy(x / 2).to(images) for x in (1 + nodes, weights))
 

@@ -39,13 +39,16 @@ from torch import Tensor
 
 from seecause.attribution.caap import (
     Recorded,
+    Run,
+    Tensors,
     chunked,
     make_plan,
     patches_at_once,
     recorded,
     swept_logits,
 )
-from seecause.attribution.registry import Maps, blanks, join, method
+from seecause.attribution.registry import BlankLike, Maps, blanks, join, method
+from seecause.data.dataset import Size
 from seecause.engine.chunks import fit, in_chunks
 from seecause.engine.sweep import (
     Mixture,
@@ -57,14 +60,12 @@ from seecause.engine.sweep import (
     token_sets,
 )
 from seecause.engine.trace import (
-    Blank,
     Trace,
     blank_trace,
     need_gradients,
     record,
     trace_bytes,
 )
-from seecause.errors import NotDefined
 from seecause.models.block import TokenLayout, wide, wide_dtype
 from seecause.models.view import VisionModel
 from seecause.options import Count, Limit, Seed
@@ -73,7 +74,7 @@ from seecause.target import Score, Target
 Near = Annotated[
     float, Limit(lambda eps: 0 < eps < 0.5, "above 0 and below 0.5: at 0 no mask has a slope")
 ]
-Read = Callable[[Trace, Trace, Target], tuple[Tensor, ...]]  # (blank, image, target) -> maps
+Read = Callable[[Trace, Trace, Target], Tensors]  # (blank, image, target) -> maps
 SHARES = (0.05, 0.95)  # range of the share of image patches in a drawn mask
 
 
@@ -98,7 +99,7 @@ def mosaic(
     cells: Count = 7,
     eps: Near = 0.02,
     score: Score = "prob",
-    blank: Blank | Tensor = "white",
+    blank: BlankLike = "white",
     seed: Seed = 0,
 ) -> Maps:
     """Mean gradient of the class score over mixtures of image and blank: what the prediction
@@ -108,11 +109,10 @@ def mosaic(
     empty = blanks(model, images, blank, seed)
 
     def prepare(count: int) -> Read:
-        values, together = masks_on(model, layout, plan, count)
+        slope_of = slopes_of(model, layout, plan, score, count)
 
-        def read(context: Trace, source: Trace, bound: Target) -> tuple[Tensor, ...]:
-            scores = partial(bound.score, kind=score)
-            slope = slopes(Mixture(model, context, source), values, scores, together=together)
+        def read(context: Trace, source: Trace, bound: Target) -> Tensors:
+            slope = slope_of(context, source, bound)
             return slope.mean(dim=1), *standard_errors(slope)
 
         return read
@@ -133,7 +133,7 @@ def caap_mosaic(
     eps: Near = 0.02,
     score: Score = "prob",
     select: Select | Tensor = "box1",
-    blank: Blank | Tensor = "white",
+    blank: BlankLike = "white",
     seed: Seed = 0,
 ) -> Maps:
     """Z-scored CAAP (logit) plus z-scored mosaic.
@@ -155,14 +155,12 @@ def caap_mosaic(
     def prepare(count: int) -> Read:
         sets = token_sets(model, chosen, layout, sweep.live)
         at_once = patches_at_once(model, layout, chosen, sweep, count)
-        values, together = masks_on(model, layout, plan, count)
+        slope_of = slopes_of(model, layout, plan, score, count)
 
-        def read(context: Trace, source: Trace, bound: Target) -> tuple[Tensor, ...]:
+        def read(context: Trace, source: Trace, bound: Target) -> Tensors:
             logits = swept_logits(Sweep(model, context, source, sweep), sets, at_once)
-            place = bound.score(logits, "logit")
-            scores = partial(bound.score, kind=score)
-            slope = slopes(Mixture(model, context, source), values, scores, together=together)
-            return (standardised(place) + standardised(slope.mean(dim=1)),)
+            slope = slope_of(context, source, bound).mean(dim=1)
+            return (standardised(bound.score(logits, "logit")) + standardised(slope),)
 
         return read
 
@@ -194,12 +192,12 @@ def against_blank(
     """
     of_blank, of_image = runs
 
-    def prepare_run(count: int) -> Callable[..., tuple[Tensor, ...]]:
+    def prepare_run(count: int) -> Run:
         need_gradients(model, str(key[0]))
         read = prepare(count)
         held = blank_trace(model, empty, **of_blank) if len(empty) == 1 else None
 
-        def run(sources: Tensor, own_blanks: Tensor, *classes: Tensor) -> tuple[Tensor, ...]:
+        def run(sources: Tensor, own_blanks: Tensor, *classes: Tensor) -> Tensors:
             source = record(model, sources, **of_image)
             context = held or record(model, own_blanks, **of_blank)
             assert source.logits is not None
@@ -231,25 +229,30 @@ def mixed_runs(model: VisionModel) -> tuple[Recorded, Recorded]:
     return {"states": {0} | final, "kv": kv}, {"states": final, "kv": kv}
 
 
-def masks_on(
-    model: VisionModel, layout: TokenLayout, plan: MaskPlan, count: int
-) -> tuple[Tensor, int]:
-    """A plan's masks [n, N] on the model's device, and how many run at once for `count` images."""
-    values = _made(plan, layout.grid, wide_dtype(model.dtype), model.device)
-    each = mask_bytes(model, layout)
-    return values, fit(plan.masks, count * each, model.device, share=0.6)
+def slopes_of(
+    model: VisionModel, layout: TokenLayout, plan: MaskPlan, score: Score, count: int
+) -> Callable[[Trace, Trace, Target], Tensor]:
+    """A function of the runs of a blank and of `count` images that returns the slopes [B, n, N] of
+    their class score at each of a plan's masks, as many at once as fit."""
+    values = _made(plan, layout.grid, wide_dtype(model.dtype), model.device)  # [n, N]
+    each = count * mask_bytes(model, layout)
+    together = fit(plan.masks, each, model.device, share=0.6)
+
+    def run(context: Trace, source: Trace, bound: Target) -> Tensor:
+        scores = partial(bound.score, kind=score)
+        return slopes(Mixture(model, context, source), values, scores, together=together)
+
+    return run
 
 
 @lru_cache(maxsize=32)
-def _made(
-    plan: MaskPlan, grid: tuple[int, int], dtype: torch.dtype, device: torch.device
-) -> Tensor:
+def _made(plan: MaskPlan, grid: Size, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The masks on a device. Cached, so that CUDA graphs recorded with this tensor are reused."""
     with torch.inference_mode(False):
         return draw_masks(plan, grid).to(device, dtype)
 
 
-def draw_masks(plan: MaskPlan, grid: tuple[int, int]) -> Tensor:
+def draw_masks(plan: MaskPlan, grid: Size) -> Tensor:
     """Masks [n, N] in float64, on the CPU; the same on every machine."""
     patches, (low, high) = grid[0] * grid[1], SHARES
     generator = torch.Generator().manual_seed(plan.seed)
@@ -279,7 +282,7 @@ def mosaic_staged(
     cells: Count = 7,
     eps: Near = 0.02,
     score: Score = "prob",
-    blank: Blank | Tensor = "white",
+    blank: BlankLike = "white",
     stage: str | None = None,
     seed: Seed = 0,
 ) -> Maps:
@@ -288,6 +291,8 @@ def mosaic_staged(
 
     The default stage is the one at two thirds of the depth.
     """
+    from seecause.attribution.gradients import differentiate
+
     need_gradients(model, "mosaic")
     layout, stage = model.check(images), stage or model.cells
     drawn = draw_masks(MaskPlan(masks, cells, eps, seed), layout.grid).to(images)
@@ -304,14 +309,7 @@ def mosaic_staged(
             m = drawn[c:d].expand(b - a, -1, -1).clone().requires_grad_()  # [b, n, N]
             between = mixtures(m.unflatten(2, layout.grid), ground, features)
             logits = model.run_from(stage, between).unflatten(0, m.shape[:2])
-            total = bound.score(logits, score).sum()
-            if not total.requires_grad:
-                raise NotDefined(
-                    "mosaic",
-                    f"no gradient passes {model.name}, as in quantised layers",
-                    "Use method='caap', which takes no gradient",
-                )
-            return torch.autograd.grad(total, m)[0]
+            return differentiate(model, logits, bound, score, [m])[1][0]
 
         # with the activations of the backward pass
         each = 4 * (b - a) * model.forward_bytes(layout, after=stage)
@@ -335,7 +333,7 @@ def mixtures(masks: Tensor, blank: Any, source: Any) -> Any:
     return (blank[:, None] + share * (source - blank)[:, None]).flatten(0, 1)
 
 
-def largest_weights(masks: Tensor, size: tuple[int, int]) -> Tensor:
+def largest_weights(masks: Tensor, size: Size) -> Tensor:
     """Weights [B, n, h, w] of features, each the largest of the cells [B, n, gh, gw] it overlaps.
     Cells of equal weight share its slope, which `adaptive_max_pool2d` gives to one of them."""
     if masks.shape[-2:] == size:

@@ -31,10 +31,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.attribution.gradients import bind_target, on_cells, one_block
-from seecause.attribution.registry import EVERY_VIEW, Maps, blanks, find, method
+from seecause.attribution.registry import EVERY_VIEW, BlankLike, Maps, blanks, find, method, size_of
+from seecause.data.dataset import Size
 from seecause.engine.chunks import fit, in_chunks, plain_logits, run_in_chunks
 from seecause.engine.sweep import Select, selection
-from seecause.engine.trace import Blank, attention_probs, kept_logits_each, record
+from seecause.engine.trace import attention_probs, kept_logits_each, record
 from seecause.models.base import ImageModel
 from seecause.models.block import spread_out
 from seecause.models.view import VisionModel
@@ -50,7 +51,7 @@ def simple_insertion(
     target: Target,
     *,
     select: Select | Tensor = "box1",
-    blank: Blank | Tensor = "white",
+    blank: BlankLike = "white",
     score: Score = "prob",
     seed: int = 0,
 ) -> Maps:
@@ -71,7 +72,7 @@ def simple_deletion(
     target: Target,
     *,
     select: Select | Tensor = "box1",
-    blank: Blank | Tensor = "white",
+    blank: BlankLike = "white",
     score: Score = "prob",
     seed: int = 0,
 ) -> Maps:
@@ -84,7 +85,7 @@ def _moved(
     images: Tensor,
     target: Target,
     select: Select | Tensor,
-    blank: Blank | Tensor,
+    blank: BlankLike,
     score: Score,
     seed: int,
     *,
@@ -92,7 +93,7 @@ def _moved(
 ) -> Maps:
     """Class scores with the pixels of each S(i) put into the blank, or their drop with the blank's
     put into the image."""
-    layout, size = model.check(images), (images.shape[-2], images.shape[-1])
+    layout, size = model.check(images), size_of(images)
     logits = plain_logits(model, images)
     bound = target.bind(logits)
     empty = blanks(model, images, blank, seed).expand_as(images)
@@ -136,7 +137,7 @@ def rise(
     Covered pixels are 0 in normalised space. Masks come from `seed` alone and are the same for
     every image.
     """
-    size, each = (images.shape[-2], images.shape[-1]), model.forward_bytes(model.check(images))
+    size, each = size_of(images), model.forward_bytes(model.check(images))
     bound = bind_target(model, images, target)
     draw = random_masks(masks, cells, p, size, seed=seed, device=images.device)
 
@@ -160,7 +161,7 @@ def random_masks(
     count: int,
     cells: int,
     p: float,
-    size: tuple[int, int],
+    size: Size,
     *,
     seed: int,
     device: torch.device | str = "cpu",
@@ -249,28 +250,24 @@ def mutex(
     nodes at or above its lower median. The map is coarse: few masks, many ties.
     """
 
+    layout = model.check(images)
+
     def choose(a: int, b: int) -> Tensor:
-        degrees = _degrees(model, images[a:b])
+        blocks, parts = attention_probs(model, images[a:b]), []
+        for probs in islice(blocks, model.n_layers):  # a latent pool is no block
+            between = probs[..., layout.patches, layout.patches]  # [B, H, N, N]
+            fused = [between.amin(dim=1), between.amax(dim=1), between.sum(dim=1)]
+            graph = torch.stack(fused, dim=1)  # [B, 3, N, N]
+            faint = graph < EDGE * graph.amax(dim=(-1, -2), keepdim=True)
+            graph = graph.masked_fill(faint, 0)
+            parts.append(torch.stack([graph.sum(dim=-2), graph.sum(dim=-1)], dim=2))
+        degrees = torch.stack(parts, dim=3)  # [B, 3 fusions, 2 (in, out), L, N]
         nine = torch.from_numpy(statistics(degrees.cpu().numpy())).to(degrees)
         return upper(nine.flatten(1, 3), keep)
 
-    each = one_block(model, model.check(images))
+    each = one_block(model, layout)
     chosen = run_in_chunks(choose, len(images), each, images.device, what="images")  # [B, 54, N]
     return _mean_over_choices(model, images, chosen, bind_target(model, images, target), score)
-
-
-def _degrees(model: VisionModel, images: Tensor) -> Tensor:
-    """Degrees [B, 3 fusions, 2 (in, out), L, N] of every patch in every block."""
-    patches, degrees = model.check(images).patches, []
-    for probs in islice(
-        attention_probs(model, images), model.n_layers
-    ):  # a latent pool is no block
-        between = probs[..., patches, patches]  # [B, H, N, N]
-        fused = [between.amin(dim=1), between.amax(dim=1), between.sum(dim=1)]
-        graph = torch.stack(fused, dim=1)  # [B, 3, N, N]
-        graph = graph.masked_fill(graph < EDGE * graph.amax(dim=(-1, -2), keepdim=True), 0)
-        degrees.append(torch.stack([graph.sum(dim=-2), graph.sum(dim=-1)], dim=2))  # [B, 3, 2, N]
-    return torch.stack(degrees, dim=3)
 
 
 def statistics(table: np.ndarray) -> np.ndarray:
@@ -338,7 +335,7 @@ def vit_cx(
     Noise comes from `seed` alone.
     """
     layout, last = model.check(images), model.n_layers - 1
-    size, each = (images.shape[-2], images.shape[-1]), 2 * model.forward_bytes(layout)
+    size, each = size_of(images), 2 * model.forward_bytes(layout)
 
     def one_image(place: int) -> tuple[Tensor, Tensor, int]:
         image = images[place : place + 1]
@@ -370,7 +367,7 @@ def vit_cx(
     return Maps(on_cells(native, layout), bound, native=native, used={"masks": list(counts)})
 
 
-def cluster(channels: Tensor, size: tuple[int, int], *, threshold: float) -> Tensor:
+def cluster(channels: Tensor, size: Size, *, threshold: float) -> Tensor:
     """Masks [M, H, W] from channels [D, gh, gw] of one image: each is the sum of channels that are
     alike at full size, scaled to [0, 1]."""
     from sklearn.cluster import AgglomerativeClustering
@@ -445,7 +442,7 @@ def mda(
     move whole patches, so they depend on the order only and are measured once. MDA optimises
     metrics that it is then scored on.
     """
-    layout, size = model.check(images), (images.shape[-2], images.shape[-1])
+    layout, size = model.check(images), size_of(images)
     n, tries = layout.n_patches, candidates or min(28, 2 * math.isqrt(layout.n_patches))
     bound = target.bind(plain_logits(model, images))
     hints = find(guide).run(model, images, bound).scores
@@ -465,7 +462,13 @@ def mda(
 
         soft, is_faint = blur(scores, images[place], n, faint)
         order, beginning = search(scores, soft, hints[place], tries=tries, reach=reach)
-        curve = falling_curve(scores, soft, order)
+        # the mean of the deletion curve and one minus the insertion curve, each from 1 to 0
+        first = order.argsort() < torch.arange(n + 1, device=order.device)[:, None]  # [N + 1, N]
+        both = torch.stack([scores(first, soft), scores(~first, torch.zeros_like(soft))])
+        span = both[:, :1] - both[:, -1:]
+        line = torch.linspace(1, 0, n + 1, dtype=both.dtype, device=both.device)
+        fallen = (both - both[:, -1:]) / span.masked_fill(span == 0, 1)
+        curve = torch.where(span == 0, line, fallen).mean(dim=0)
         drops = torch.from_numpy(convex_drops(curve.double().cpu().numpy())).to(hints)
         sparse = drops / (images[0, 0].numel() / n) + drops * height
         return torch.zeros_like(sparse).scatter(0, order, sparse), beginning, is_faint
@@ -520,18 +523,6 @@ def search(
     rest = [patch for patch in hints.argsort(stable=True).tolist() if patch not in beginning]
     end = grow(rest, torch.zeros_like(soft), inserting=False)
     return torch.tensor(beginning + end[::-1], device=hints.device), len(beginning)
-
-
-def falling_curve(scores: ScoreShown, soft: Tensor, order: Tensor) -> Tensor:
-    """The mean of the deletion curve and one minus the insertion curve, [N + 1], each from 1 to
-    0."""
-    places = order.argsort()
-    first = places < torch.arange(len(order) + 1, device=order.device)[:, None]  # [N + 1, N]
-    both = torch.stack([scores(first, soft), scores(~first, torch.zeros_like(soft))])
-    span = both[:, :1] - both[:, -1:]
-    line = torch.linspace(1, 0, len(first), dtype=both.dtype, device=both.device)
-    fallen = (both - both[:, -1:]) / span.masked_fill(span == 0, 1)
-    return torch.where(span == 0, line, fallen).mean(dim=0)
 
 
 def convex_drops(curve: np.ndarray) -> np.ndarray:

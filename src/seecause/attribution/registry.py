@@ -3,24 +3,26 @@
     @method("name", forwards="2", needs="activations")
     def name(model, images, target, *, option=default) -> Maps: ...
 
-Its name also goes into `FILES`, so that only its file is imported when the method is used. It is
-called with a normalised batch [B, 3, H, W] and a `Target`, and returns patch scores [B, N]
-as `Maps(scores, target)`; the target may be passed on unchanged (the predicted class is filled in
-later). A
-method is for transformers unless `architectures` says otherwise; functions for different
+Its name also goes into `methods.toml`, so that only its file is imported when the method is used.
+It is called with a normalised batch [B, 3, H, W] and a `Target`, and returns patch scores [B, N] as
+`Maps(scores, target)`; the target may be passed on unchanged (the predicted class is filled in
+later). A method is for transformers unless `architectures` says otherwise; functions for different
 architectures may share a name (CAAP). Options are checked against their annotations before the
 method runs (`options.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from seecause.data.dataset import Size
 from seecause.engine.trace import Blank, blank_image
 from seecause.errors import NotDefined, UnknownName
 from seecause.models.base import Architecture, ImageModel
@@ -29,6 +31,8 @@ from seecause.registry import Registry
 from seecause.target import Target
 
 T = TypeVar("T")
+Run = Callable[..., "Maps"]  # a method: model, images, target, and its options
+BlankLike = Blank | Tensor  # a name, or normalised images: one of all, or one for each
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +47,14 @@ class Maps:
     errors: Tensor | None = None  # [B, N], standard errors of methods that average random draws
 
 
-def blanks(model: ImageModel, images: Tensor, blank: Blank | Tensor, seed: int = 0) -> Tensor:
+def size_of(images: Tensor) -> Size:
+    """Height and width of images [..., H, W]."""
+    return images.shape[-2], images.shape[-1]
+
+
+def blanks(model: ImageModel, images: Tensor, blank: BlankLike, seed: int = 0) -> Tensor:
     """The blank of images [B, 3, H, W]: [1, 3, H, W], or [B, 3, H, W] where each has its own."""
-    size = (images.shape[-2], images.shape[-1])
+    size = size_of(images)
     return blank_image(model, size, blank, seed=seed, count=len(images))
 
 
@@ -53,7 +62,8 @@ def join(parts: Sequence[T]) -> T:
     """Join results of consecutive images: tensors (without a graph) and lists are concatenated,
     field by field; other fields are those of the first result."""
     first: Any = parts[0]
-    every, joined = cast(Any, parts), first
+    every: Any = parts
+    joined: Any = first
     if isinstance(first, Tensor):
         joined = torch.cat([part.detach() for part in every])
     elif isinstance(first, list):
@@ -61,7 +71,7 @@ def join(parts: Sequence[T]) -> T:
     elif is_dataclass(first) and not callable(first):  # a target may be a function of the user
         columns = {x.name: [getattr(part, x.name) for part in parts] for x in fields(first)}
         joined = replace(first, **{name: join(column) for name, column in columns.items()})
-    return joined
+    return cast(T, joined)
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,7 @@ class Method:
     """One entry of the registry."""
 
     name: str
-    run: Callable[..., Maps]
+    run: Run
     forwards: str  # cost of one image in plain forwards
     needs: str  # what it reads of the model: logits, activations, attention, gradients
     class_specific: bool
@@ -83,34 +93,13 @@ class Method:
         """Keyword options and their defaults."""
         return keyword_options(self.run)
 
-    def check(self, options: dict[str, Any]) -> None:
+    def check(self, options: Mapping[str, Any]) -> None:
         check_options(self.name, self.run, options)
 
 
-FOR_STAGES = {  # networks of stages, detectors and models of pixels
-    "gradients": ("integrated-gradients", "smoothgrad"),
-    "perturbation": ("simple-insertion", "simple-deletion", "rise", "random", "center", "sobel"),
-    "caap": ("caap",),
-    "mosaic": ("mosaic",),
-}
-FILES: dict[Architecture, dict[str, tuple[str, ...]]] = {  # of this folder, with their methods
-    "transformer": {
-        "attention": (
-            *("raw-attention", "rollout", "attn-grad", "gae", "tam", "bt", "legrad"),
-            *("t-attr", "atman"),
-        ),
-        "caap": ("caap",),
-        "gradients": (
-            *("ixg", "ixg+", "attcat", "libra-ixg+", "grad-cam"),
-            *("integrated-gradients", "smoothgrad"),
-        ),
-        "mosaic": ("mosaic", "caap+mosaic"),
-        "perturbation": (*FOR_STAGES["perturbation"], "tis", "mutex", "vit-cx", "mda"),
-    },
-    "staged": FOR_STAGES,
-    "dense": FOR_STAGES,
-    "prompt": {},
-}
+FILES: dict[Architecture, dict[str, list[str]]] = tomllib.loads(  # type: ignore[assignment]
+    Path(__file__).with_name("methods.toml").read_text(encoding="utf-8")
+)
 EVERY_VIEW: tuple[Architecture, ...] = ("transformer", "staged", "dense")  # whatever has a forward
 KINDS: dict[Architecture, str] = {
     "transformer": "vision transformers",
@@ -138,10 +127,10 @@ def method(
     class_specific: bool = True,
     architectures: Sequence[Architecture] = ("transformer",),
     signed: bool = False,
-) -> Callable[[Callable[..., Maps]], Callable[..., Maps]]:
+) -> Callable[[Run], Run]:
     """Register a function under `name`, for some architectures; see `Method` for the rest."""
 
-    def register(run: Callable[..., Maps]) -> Callable[..., Maps]:
+    def register(run: Run) -> Run:
         summary = summary_of(run)
         entry = Method(name, run, forwards, needs, class_specific, summary, signed)
         for architecture in architectures:

@@ -24,6 +24,7 @@ from seecause.target import Answer
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Record = dict[str, Any]  # plain values by name: a manifest, or a row of a table
 MAPS, MANIFEST = "maps.safetensors", "manifest.json"
 TENSORS = ("maps", "images", "native", "class_maps", "errors", "probabilities", "regions")
 LISTS = ("labels", "names", "answers")  # one entry for each image
@@ -34,7 +35,7 @@ class MapResult(Result):
 
     runs: Mapping[str, Attribution]  # of the same images, by method
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Record]:
         """One row for each method and image: the prediction, and where the map is highest."""
         return [row for run in self.runs.values() for row in run.rows()]
 
@@ -90,7 +91,7 @@ class Attribution(MapResult):
 
     maps: Tensor
     images: Tensor
-    manifest: dict[str, Any]
+    manifest: Record
     native: Tensor | None = None
     class_maps: Tensor | None = None
     errors: Tensor | None = None
@@ -112,13 +113,25 @@ class Attribution(MapResult):
     def __getitem__(self, which: int | slice | Sequence[int] | Tensor) -> Attribution:
         """The result of some of the images: an index, a slice, indices, or a mask [B]."""
         rows = torch.arange(len(self))[which].reshape(-1)
-        fields: dict[str, Any] = {"manifest": _part_of(self.manifest, rows.tolist())}
+        manifest, places = dict(self.manifest), rows.tolist()
+        if "target" in manifest:
+            manifest["target"] = {
+                key: [values[row] for row in places]
+                if isinstance(values, list) and values
+                else values
+                for key, values in manifest["target"].items()
+            }
+        if "images" in manifest:
+            manifest["images"] = [len(places), *manifest["images"][1:]]
+        earlier = manifest.get("rows")  # of the whole batch, whose fingerprint stays
+        manifest["rows"] = places if earlier is None else [earlier[row] for row in places]
+        fields: Record = {"manifest": manifest}
         for name in TENSORS:
             tensor = getattr(self, name)
             fields[name] = None if tensor is None else tensor[rows.to(tensor.device)]
         for name in LISTS:
             values = getattr(self, name)
-            fields[name] = [values[row] for row in rows.tolist()] if values else []
+            fields[name] = [values[row] for row in places] if values else []
         return replace(self, **fields)
 
     def pixels(self) -> Tensor:
@@ -150,7 +163,7 @@ class Attribution(MapResult):
         """The name of an image."""
         return self.names[index] if self.names else f"image {index}"
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Record]:
         """One row for each image: the prediction, and where the map is highest."""
         tops = self.maps.flatten(1).argmax(dim=1)
         places = torch.stack(torch.unravel_index(tops, self.maps.shape[1:]), dim=1).tolist()
@@ -198,7 +211,7 @@ class Attribution(MapResult):
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
             lists = {name: manifest.pop(name) for name in LISTS}
             parts = [load_file(file) for file in [folder / MAPS, *sorted(folder.glob("maps-*"))]]
-            tensors: dict[str, Any] = {n: torch.cat([p[n] for p in parts]) for n in parts[0]}
+            tensors: Record = {n: torch.cat([p[n] for p in parts]) for n in parts[0]}
             if photos := manifest.pop("photos", ()):
                 size = tuple(manifest["images"][:1:-1])  # width and height
                 images = [np.asarray(read_image(folder / photo).resize(size)) for photo in photos]
@@ -230,7 +243,7 @@ class AttributionWriter:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.manifests: list[dict[str, Any]] = []
+        self.manifests: list[Record] = []
         self.lists: dict[str, list[Any]] = {name: [] for name in LISTS}
         self.photos: list[str] = []
         folder.mkdir(parents=True, exist_ok=True)
@@ -265,7 +278,7 @@ class AttributionWriter:
         write_json(self.folder / MANIFEST, {**manifest, **self.lists, **photos})
 
 
-def joined_manifest(manifests: Sequence[Mapping[str, Any]], fingerprint: str) -> dict[str, Any]:
+def joined_manifest(manifests: Sequence[Mapping[str, Any]], fingerprint: str) -> Record:
     """The manifest of consecutive batches: lists with one entry for each image are concatenated."""
     first = manifests[0]
     target = {
@@ -281,19 +294,3 @@ def joined_manifest(manifests: Sequence[Mapping[str, Any]], fingerprint: str) ->
         "data_fingerprint": fingerprint,
         "memory_halvings": [line for m in manifests for line in m["memory_halvings"]],
     }
-
-
-def _part_of(manifest: Mapping[str, Any], rows: list[int]) -> dict[str, Any]:
-    """The manifest of some images. The fingerprint stays that of the whole batch; `rows` says which
-    of its images these are."""
-    parts: dict[str, Any] = {}
-    if "target" in manifest:
-        parts["target"] = {
-            key: [values[row] for row in rows] if isinstance(values, list) and values else values
-            for key, values in manifest["target"].items()
-        }
-    if "images" in manifest:
-        parts["images"] = [len(rows), *manifest["images"][1:]]
-    earlier = manifest.get("rows")
-    parts["rows"] = rows if earlier is None else [earlier[row] for row in rows]
-    return {**manifest, **parts}

@@ -40,11 +40,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seecause.data.batch import to_batch
-from seecause.data.dataset import IGNORE, Dataset, Sample
+from seecause.data.dataset import IGNORE, Dataset, Sample, Size
 from seecause.engine.chunks import run_in_chunks
 from seecause.errors import BadOption
 from seecause.metrics.pixels import checked, to_pixels
-from seecause.metrics.registry import Scores, higher, metric
+from seecause.metrics.registry import Scores, metric
 from seecause.metrics.statistics import tie_ends
 from seecause.models.preprocess import Framed, Preprocess
 
@@ -53,17 +53,7 @@ _READ = 16  # images read at once
 ACTIVE = 0.5  # a part whose map nowhere exceeds this is absent
 
 
-@metric(
-    "localization",
-    columns={
-        "aupr1": higher(
-            "does the map rank the object's pixels first? Average precision; a random map scores "
-            "the object's share of the image"
-        ),
-        "aupr0": higher("does it rank the background's pixels last? Average precision"),
-        "pointing": higher("share of images whose highest point lies on the object"),
-    },
-)
+@metric("localization")
 @torch.no_grad()
 def localization(maps: Tensor, masks: Tensor) -> Scores:
     """Does the map lie on the object? Average precision of object and background, and the pointing
@@ -113,7 +103,7 @@ def localization(maps: Tensor, masks: Tensor) -> Scores:
         for on, valid in zip(wanted, counted, strict=True)
     ]
     scores[:, [reason != "" for reason in reasons]] = torch.nan
-    columns = dict(zip(("aupr1", "aupr0", "pointing"), scores, strict=True))
+    columns: dict[str, Tensor] = dict(zip(("aupr1", "aupr0", "pointing"), scores, strict=True))
     return Scores(columns, {"reasons": tuple(reasons)}, {"metric": "localization"})
 
 
@@ -172,13 +162,13 @@ def _counts(masks: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     return (mask & wanted).sum(dim=(1, 2)), (mask | wanted).sum(dim=(1, 2))
 
 
-def foreground(maps: Tensor, size: tuple[int, int]) -> Tensor:
+def foreground(maps: Tensor, size: Size) -> Tensor:
     """[B, H, W] bool: where a part wins over the background, which is the last channel of the part
     maps [B, K + 1, h, w]."""
     return part_labels(maps, size) != maps.shape[1] - 1
 
 
-def part_labels(maps: Tensor, size: tuple[int, int]) -> Tensor:
+def part_labels(maps: Tensor, size: Size) -> Tensor:
     """[B, H, W] int64: the channel of part maps [B, K + 1, h, w] that wins at each pixel.
 
     Maps are upsampled first, bilinearly with corners aligned, as in the public code.
@@ -224,7 +214,7 @@ class Located(NamedTuple):
     winners: Tensor  # [N, P] int64: the part at each key point, K for the background
 
 
-def located(maps: Tensor, marks: Marks, size: tuple[int, int]) -> Located:
+def located(maps: Tensor, marks: Marks, size: Size) -> Located:
     """Locate parts in maps [B, K + 1, h, w] of images of `size`, on the CPU."""
     centers, active = part_centers(maps, size)
     labels = part_labels(maps, size)
@@ -253,7 +243,7 @@ def locate(model: Framed, data: Dataset, part_maps: Callable[[Tensor], Tensor]) 
     return Located(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
-def part_centers(maps: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def part_centers(maps: Tensor, size: Size) -> tuple[Tensor, Tensor]:
     """Centres x, y [B, K, 2] in pixels of an image of `size`, and whether each part is present [B,
     K], from maps [B, K + 1, h, w].
 
@@ -272,32 +262,27 @@ def keypoint_error(fit: Located, test: Located) -> float:
     """The mean distance in percent of the box, fitted on one set of images (CUB train) and measured
     on another (CUB or Waterbird200 test), over the key points that are visible in both; NaN if none
     is."""
-    errors, weights = [], []
-    for point in range(test.points.shape[1]):
-        if fit.visible[:, point].any() and test.visible[:, point].any():
-            errors.append(_distance(fit, test, point))
-            weights.append(int(test.visible[:, point].sum()))
-    return 100 * float(np.average(errors, weights=weights)) if errors else math.nan
-
-
-def _distance(fit: Located, test: Located, point: int) -> float:
-    """The mean distance of one key point."""
     from sklearn.linear_model import LinearRegression
     from sklearn.preprocessing import StandardScaler
 
-    seen, tested = fit.visible[:, point], test.visible[:, point]
-    centers = StandardScaler().fit(fit.centers[seen].flatten(1).numpy())
-    places = StandardScaler().fit(fit.points[seen, point].numpy())
-
-    def features(located: Located, rows: Tensor) -> Any:
+    def features(located: Located, rows: Tensor, centers: StandardScaler) -> Any:
         """[n, 2 K]: standardised x and y of each part, 0 where it is absent."""
         active = located.active[rows].repeat_interleave(2, dim=1).double().numpy()
         return centers.transform(located.centers[rows].flatten(1).numpy()) * active
 
-    regression = LinearRegression(fit_intercept=False)
-    regression.fit(features(fit, seen), places.transform(fit.points[seen, point].numpy()))
-    predicted = places.inverse_transform(regression.predict(features(test, tested)))
-    return float(np.linalg.norm(predicted - test.points[tested, point].numpy(), axis=1).mean())
+    distances: list[np.ndarray] = []  # of each key point, [images where it is visible]
+    for point, (seen, tested) in enumerate(zip(fit.visible.T, test.visible.T, strict=True)):
+        if not seen.any() or not tested.any():
+            continue
+        centers = StandardScaler().fit(fit.centers[seen].flatten(1).numpy())
+        places = StandardScaler().fit(fit.points[seen, point].numpy())
+        regression = LinearRegression(fit_intercept=False)
+        true = places.transform(fit.points[seen, point].numpy())
+        regression.fit(features(fit, seen, centers), true)
+        predicted = places.inverse_transform(regression.predict(features(test, tested, centers)))
+        off = predicted - test.points[tested, point].numpy()
+        distances.append(np.linalg.norm(off, axis=1))
+    return 100 * float(np.concatenate(distances).mean()) if distances else math.nan
 
 
 def part_agreement(located: Located) -> tuple[float, float]:

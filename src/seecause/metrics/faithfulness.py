@@ -45,6 +45,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from seecause.data.dataset import Size
 from seecause.errors import BadOption
 from seecause.metrics.pixels import (
     Fill,
@@ -57,26 +58,15 @@ from seecause.metrics.pixels import (
     thresholds,
     to_pixels,
 )
-from seecause.metrics.registry import Scores, higher, lower, metric
+from seecause.metrics.registry import Scores, metric
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
 from seecause.models.block import spread_out
+from seecause.options import Count, Share
 from seecause.target import Score, Spec
 
 
-@metric(
-    "insertion-deletion",
-    columns={
-        "insertion": higher(
-            "class score while the patches the map puts first are uncovered in a blurred image, "
-            "area under the curve"
-        ),
-        "deletion": lower(
-            "class score while the patches the map puts first are covered, area under the curve"
-        ),
-        "ins-del": higher("insertion less deletion: one number for faithfulness"),
-    },
-)
+@metric("insertion-deletion")
 def insertion_deletion(
     model: ImageModel,
     images: Tensor,
@@ -140,21 +130,7 @@ def area(curves: Tensor) -> Tensor:
     return torch.trapezoid(curves, dim=1) / (curves.shape[1] - 1)
 
 
-@metric(
-    "perturbation",
-    columns={
-        "aopc-morf": higher(
-            "mean drop of the score while patches are removed, most important first"
-        ),
-        "aopc-lerf": lower(
-            "mean drop of the score while patches are removed, least important first"
-        ),
-        "abpc": higher("area between the curves of patches removed least and most important first"),
-        "pixel-flipping": lower(
-            "area under the score's curve while patches are removed, most important first"
-        ),
-    },
-)
+@metric("perturbation")
 def perturbation(
     model: ImageModel,
     images: Tensor,
@@ -191,21 +167,15 @@ def perturbation(
     )
 
 
-@metric(
-    "mu-fidelity",
-    columns=higher(
-        "rank correlation of the map's sum over random sets of patches with the drop of the "
-        "score without them"
-    ),
-)
+@metric("mu-fidelity")
 def mu_fidelity(
     model: ImageModel,
     images: Tensor,
     maps: Tensor,
     target: Spec = None,
     *,
-    share: float = 0.2,
-    subsets: int = 200,
+    share: Share = 0.2,
+    subsets: Count = 200,
     fill: Fill = 0.0,
     score: Score = "prob",
     seed: int = 0,
@@ -215,8 +185,6 @@ def mu_fidelity(
     The result [B], from -1 to 1, is their rank correlation over `subsets` sets of `share` of the
     patches.
     """
-    if not 0 < share < 1:
-        raise BadOption("share", share, "a share of the image between 0 and 1")
     scorer = image_scorer(model, images, target, score=score)
     cells = scorer.cells(maps)
     gone = random_subsets(share, subsets, (cells.shape[1], cells.shape[2]), seed)
@@ -224,20 +192,14 @@ def mu_fidelity(
     return rank_correlation(sums, scorer.drops(gone[None], fill))
 
 
-@metric(
-    "idsds",
-    columns=higher(
-        "rank correlation of the map's sum over each cell of a coarse grid with the drop of "
-        "the logit without it"
-    ),
-)
+@metric("idsds")
 def single_deletion(
     model: ImageModel,
     images: Tensor,
     maps: Tensor,
     target: Spec = None,
     *,
-    cells: int = 4,
+    cells: Count = 4,
     fill: Fill = 0.0,
     score: Score = "logit",
 ) -> Tensor:
@@ -246,8 +208,6 @@ def single_deletion(
     The result [B], from -1 to 1, is the rank correlation over `cells` x `cells` cells.
     """
     scorer = image_scorer(model, images, target, score=score)
-    if not 2 <= cells <= min(scorer.size):
-        raise BadOption("cells", cells, f"2 to {min(scorer.size)}")
     pixels = to_pixels(maps.to(scorer.images.device), scorer.size)
     single = torch.eye(cells**2, dtype=torch.bool, device=pixels.device).unflatten(1, (cells, -1))
     covers = spread_out(single, scorer.size)  # [cells^2, H, W]
@@ -255,19 +215,14 @@ def single_deletion(
     return rank_correlation(sums.cpu(), scorer.drops(single[None], fill))
 
 
-@metric(
-    "saco",
-    columns=higher(
-        "do groups of patches matter in the order and proportion that the map claims? From -1 to 1"
-    ),
-)
+@metric("saco")
 def saco(
     model: ImageModel,
     images: Tensor,
     maps: Tensor,
     target: Spec = None,
     *,
-    groups: int = 10,
+    groups: Count = 10,
     fill: Fill = "mean",
     score: Score = "prob",
 ) -> Tensor:
@@ -298,7 +253,7 @@ def coefficient(salience: Tensor, drops: Tensor) -> Tensor:
     return weight.sum(dim=1) / weight.abs().sum(dim=1)
 
 
-def random_subsets(share: float, subsets: int, grid: tuple[int, int], seed: int) -> Tensor:
+def random_subsets(share: float, subsets: int, grid: Size, seed: int) -> Tensor:
     """[subsets, gh, gw] bool: random sets that hold `share` of the patches, at least one."""
     count = grid[0] * grid[1]
     generator = torch.Generator().manual_seed(seed)

@@ -53,7 +53,7 @@ from seecause.critters.world import (
 from seecause.engine.chunks import plain_logits
 from seecause.errors import BadOption
 from seecause.metrics.pixels import to_pixels
-from seecause.metrics.registry import Explain, Scores, higher, metric
+from seecause.metrics.registry import Explain, Scores, metric
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
 
@@ -126,18 +126,7 @@ def part_completeness(details: Mapping[str, Tensor]) -> dict[str, float]:
     }
 
 
-@metric(
-    "parts",
-    columns={
-        "part-correctness": higher(
-            "are the creature's parts ranked by what they are worth to the model?",
-        ),
-        "part-contrastivity": higher("does the map follow the class it is asked about?"),
-        "background-independence": higher(
-            "is the background, where it does not matter, left out?",
-        ),
-    },
-)
+@metric("parts")
 def part_truth(
     model: ImageModel, latents: Latents, explain: Explain, *, truth: PartTruth | None = None
 ) -> Scores:
@@ -166,27 +155,29 @@ def part_truth(
     parts, background, total = importances(creature)
     bar = (total[:, None] * THRESHOLDS)[..., None]  # [B, 80, 1]
     important = parts[:, None] > bar  # [B, 80, P]
-    background_important = background[:, None, None] > bar  # [B, 80, 1]
+    everywhere = torch.cat([important, background[:, None, None] > bar], dim=2)  # [B, 80, P + 1]
     right = truth.predicted == creature
-    csdc, preserved, changed = (
-        values.double().masked_fill(~right[:, None], torch.nan)
-        for values in _checks(truth, important)
-    )
+    batch, predictions = torch.arange(len(right))[:, None], truth.removed.argmax(dim=-1)  # [B, 16]
+    checks = {  # [B, 80]: CSDC, PC and DC
+        "csdc": torch.stack(list(map(_best_overlap, important, creature.tolist()))),
+        "preservation": predictions[batch, _set_index(~important)] == truth.predicted[:, None],
+        "deletion": predictions[batch, _set_index(important)] != truth.predicted[:, None],
+    }
+    wrong = ~right[:, None]
+    matter = truth.matters(truth.background_drops)
+    idle = ~torch.cat([truth.matters(truth.drops), matter.any(dim=1, keepdim=True)], dim=1)[:, None]
     columns = {
         "part-correctness": (1 + rank_correlation(parts, truth.drops)) / 2,
         "part-contrastivity": _contrast(
             truth, importances(first)[0], importances(second)[0], first, second
         ),
-        "background-independence": 1 - truth.matters(truth.background_drops).double().mean(dim=1),
+        "background-independence": 1 - matter.double().mean(dim=1),
     }
-    distractibility = _undistracted(truth, torch.cat([important, background_important], dim=2))
     details = {
         "correctness": columns["part-correctness"],
         "contrastivity": columns["part-contrastivity"],
-        "csdc": csdc,
-        "preservation": preserved,
-        "deletion": changed,
-        "distractibility": distractibility,
+        **{name: x.double().masked_fill(wrong, torch.nan) for name, x in checks.items()},
+        "distractibility": 1 - (everywhere & idle).sum(dim=2) / idle.sum(dim=2).double(),
         "right": right,
     }
     return Scores(columns, details)
@@ -231,29 +222,6 @@ def neighbours(creature: Tensor) -> tuple[Tensor, Tensor]:
     return pairs[creature, 0], pairs[creature, 1]
 
 
-def shared_parts(first: Tensor, second: Tensor) -> Tensor:
-    """[B, P] bool: the parts in which classes [B] and [B] look the same."""
-    words = torch.tensor(CODEWORDS)
-    return words[first] == words[second]
-
-
-def _checks(truth: PartTruth, important: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """CSDC, PC and DC [B, 80] of the parts declared important [B, 80, P]."""
-    batch, predictions = (
-        torch.arange(len(important))[:, None],
-        truth.removed.argmax(dim=-1),
-    )  # [B, 16]
-    preserved = predictions[batch, _set_index(~important)] == truth.predicted[:, None]
-    changed = predictions[batch, _set_index(important)] != truth.predicted[:, None]
-    csdc = torch.stack(
-        [
-            _best_overlap(rows, int(creature))
-            for rows, creature in zip(important, truth.creature, strict=True)
-        ]
-    )
-    return csdc, preserved, changed
-
-
 def _best_overlap(important: Tensor, creature: int) -> Tensor:
     """[80]: the largest share of a minimal sufficient set that lies in `important` [80, P]."""
     sets = [
@@ -262,20 +230,14 @@ def _best_overlap(important: Tensor, creature: int) -> Tensor:
     return torch.stack([important[:, chosen].double().mean(dim=1) for chosen in sets]).amax(dim=0)
 
 
-def _undistracted(truth: PartTruth, important: Tensor) -> Tensor:
-    """D [B, 80] of what is declared important [B, 80, P + 1], background last; NaN where everything
-    matters."""
-    background = truth.matters(truth.background_drops).any(dim=1, keepdim=True)
-    idle = ~torch.cat([truth.matters(truth.drops), background], dim=1)[:, None]  # [B, 1, P + 1]
-    return 1 - (important & idle).sum(dim=2) / idle.sum(dim=2).double()
-
-
 def _contrast(
     truth: PartTruth, of_first: Tensor, of_second: Tensor, first: Tensor, second: Tensor
 ) -> Tensor:
     """Contrastivity [B] from the importances [B, P] in the maps of the two neighbours; NaN where
     the model itself does not tell them apart."""
-    with_first, with_second = (shared_parts(truth.creature, each) for each in (first, second))
+    words = torch.tensor(CODEWORDS)
+    # [B, P]: the parts in which the creature looks like the neighbour
+    with_first, with_second = (words[truth.creature] == words[each] for each in (first, second))
     agrees = (truth.logit_without(with_first, first) < truth.logit_without(with_second, first)) & (
         truth.logit_without(with_second, second) < truth.logit_without(with_first, second)
     )
@@ -303,10 +265,6 @@ def _set_index(gone: Tensor) -> Tensor:
 
 def _images(model: ImageModel, latents: Latents, do: Do | None = None) -> tuple[Tensor, Tensor]:
     """Part maps [B, H, W], and normalised images as the model takes them."""
-    height, width = model.preprocess.size
-    if height != width:
-        expected = "a square input: Critters are drawn on squares"
-        raise BadOption("model", f"input of {height} x {width}", expected)
-    drawn = render(latents, size=height, do=do)
+    drawn = render(latents, size=model.preprocess.size[0], do=do)
     images = model.preprocess.normalise(drawn.image)
     return drawn.parts, images.to(model.device, model.dtype)

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seecause.data.dataset import Size
 from seecause.engine.chunks import fit, in_chunks, plain_logits, shared_run
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
@@ -33,7 +34,7 @@ RISE_ROWS = 8  # rows of pixels per step of RISE's code
 WINDOW, SIGMA = 11, 5.0  # window and deviation of the blur in pixels
 
 
-def to_pixels(maps: Tensor, size: tuple[int, int]) -> Tensor:
+def to_pixels(maps: Tensor, size: Size) -> Tensor:
     """Maps [B, gh, gw] enlarged bilinearly to [B, H, W], in float64; maps that already have `size`
     keep every value.
 
@@ -54,7 +55,7 @@ def to_pixels(maps: Tensor, size: tuple[int, int]) -> Tensor:
     return maps
 
 
-def to_grid(maps: Tensor, size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+def to_grid(maps: Tensor, size: Size, grid: Size) -> Tensor:
     """Maps [B, h, w] by patch, in float64: a pixel map [B, H, W] is averaged over `grid`; a coarser
     map keeps its own grid."""
     maps = checked(maps)
@@ -78,7 +79,7 @@ def checked(maps: Tensor) -> Tensor:
 
 
 def importance_ranks(
-    maps: Tensor, size: tuple[int, int], grid: tuple[int, int], order: Order = "pixel"
+    maps: Tensor, size: Size, grid: Size, order: Order = "pixel"
 ) -> tuple[Tensor, int]:
     """The rank [B, H, W] (int32, 0 = most important) of each pixel, and the number of ranks.
 
@@ -93,9 +94,7 @@ def importance_ranks(
     return spread_out(ranks.view_as(values), size), count
 
 
-def thresholds(
-    count: int, size: tuple[int, int], grid: tuple[int, int], steps: Steps = "rise"
-) -> Tensor:
+def thresholds(count: int, size: Size, grid: Size, steps: Steps = "rise") -> Tensor:
     """The number of `count` ranks that are taken after each step, [n + 1], from 0 to all.
 
     `rise`: as many as cover 8 rows of pixels (28 steps at 224 px); `patch`: as many as cover one
@@ -112,19 +111,15 @@ def thresholds(
 
 def blurred(images: Tensor) -> Tensor:
     """Normalised images [B, C, H, W], blurred in float32 or better, in their own dtype."""
-    channels = images.shape[1]
-    weight = rise_kernel().to(wide(images)).expand(channels, 1, -1, -1)
-    soft = F.conv2d(wide(images), weight, padding=WINDOW // 2, groups=channels)
-    return soft.to(images.dtype)
-
-
-def rise_kernel() -> Tensor:
-    """[11, 11], float64; sums to one."""
     from scipy.ndimage import gaussian_filter
 
     point = np.zeros((WINDOW, WINDOW))
     point[WINDOW // 2, WINDOW // 2] = 1
-    return torch.from_numpy(gaussian_filter(point, SIGMA, mode="reflect"))
+    kernel = torch.from_numpy(gaussian_filter(point, SIGMA, mode="reflect"))  # sums to one
+    channels = images.shape[1]
+    weight = kernel.to(wide(images)).expand(channels, 1, -1, -1)
+    soft = F.conv2d(wide(images), weight, padding=WINDOW // 2, groups=channels)
+    return soft.to(images.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,11 +132,11 @@ class ImageScorer:
     target: Target
     score: Score
     plain: Tensor
-    grid: tuple[int, int]
+    grid: Size
     chunk: int
 
     @property
-    def size(self) -> tuple[int, int]:
+    def size(self) -> Size:
         return self.images.shape[-2], self.images.shape[-1]
 
     def _one_each(self, maps: Tensor) -> Tensor:

@@ -15,9 +15,11 @@ this one add metrics by the entry point `seecause.metrics`.
 from __future__ import annotations
 
 import inspect
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial, wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor
@@ -25,7 +27,7 @@ from torch import Tensor
 from seecause.errors import BadOption
 from seecause.metrics.statistics import summarise
 from seecause.models.base import ImageModel, in_eval_mode
-from seecause.options import check_options, summary_of
+from seecause.options import check_options
 from seecause.registry import Registry
 from seecause.target import Spec
 
@@ -36,17 +38,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 Explain = Callable[[Tensor, Spec], Tensor]  # images, target -> maps [B, gh, gw] or [B, H, W]
 Attribute = Callable[[ImageModel, Tensor, Spec], Tensor]  # a method that can be given another model
 Direction = Literal["higher", "lower"]  # which values are better
-HOMES = {  # in the order of lists and tables
-    "insertion-deletion": "seecause.metrics.faithfulness",
-    "perturbation": "seecause.metrics.faithfulness",
-    "mu-fidelity": "seecause.metrics.faithfulness",
-    "idsds": "seecause.metrics.faithfulness",
-    "saco": "seecause.metrics.faithfulness",
-    "localization": "seecause.metrics.annotations",
-    "random-logit": "seecause.metrics.sanity",
-    "parameter-randomisation": "seecause.metrics.sanity",
-    "parts": "seecause.metrics.parts",
-}
+TABLE: Any = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
+HOMES = {name: f"seecause.metrics.{entry['file']}" for name, entry in TABLE.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,10 +107,6 @@ class Metric:
         """The required inputs among masks, model, explain, attribute and latents."""
         return tuple(name for name in _NEEDS if name in self.takes)
 
-    @property
-    def summary(self) -> str:
-        return summary_of(self.run)
-
     def missing(self, inputs: MetricInputs) -> tuple[str, ...]:
         """The inputs it needs and `inputs` lacks. Without a target it uses the predicted class."""
         wanted = [name for name in self.takes if name != "target"]
@@ -128,24 +117,31 @@ class Metric:
         for name in self.missing(inputs):
             raise BadOption(name, None, f"a value: {self.name} needs it")
         result = self.run(*(getattr(inputs, name) for name in self.takes), **options)
-        return result if isinstance(result, Scores) else Scores(dict.fromkeys(self.columns, result))
+        return result if isinstance(result, Scores) else Scores({x: result for x in self.columns})
 
 
 METRICS: Registry[Metric] = Registry("metric", group="seecause.metrics", homes=HOMES)
 
 
-def metric(name: str, *, columns: Mapping[str, Column] | Column) -> Callable[[F], F]:
+def metric(name: str, *, columns: Mapping[str, Column] | Column | None = None) -> Callable[[F], F]:
     """Register a function as a metric.
 
     Args:
         name: The name of the metric, and of its column where there is only one.
-        columns: The columns of its `Scores`, or one `Column` for a function that returns [B].
+        columns: The columns of its `Scores`, or one `Column` for a function that returns [B]. None
+            for a metric that is in columns.toml.
+
+    Returns:
+        A decorator.
 
     Example:
         >>> @metric("largest", columns=higher("the largest value of the map"))
         ... def largest(maps):
         ...     return maps.flatten(1).amax(dim=1)
     """
+    if columns is None:
+        listed = TABLE[name]["columns"].items()
+        columns = {column: Column(*text.split(": ", 1)) for column, text in listed}
     named = {name: columns} if isinstance(columns, Column) else dict(columns)
 
     def register(function: F) -> F:
@@ -167,6 +163,9 @@ def metric(name: str, *, columns: Mapping[str, Column] | Column) -> Callable[[F]
 
 def metrics() -> dict[str, Metric]:
     """All metrics by name: those of the package, then those of plug-ins.
+
+    Returns:
+        A `Metric` for each name.
 
     Example:
         >>> "insertion-deletion" in metrics()

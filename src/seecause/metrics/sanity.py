@@ -14,6 +14,8 @@ touched.
 from __future__ import annotations
 
 import copy
+import re
+from collections import defaultdict
 
 import torch
 from torch import Tensor, nn
@@ -21,23 +23,14 @@ from torch import Tensor, nn
 from seecause.errors import NotDefined, UnsupportedModel
 from seecause.loading import rewrap, wrap
 from seecause.metrics.pixels import bound_spec, checked, image_scorer
-from seecause.metrics.registry import Attribute, Explain, Scores, lower, metric
+from seecause.metrics.registry import Attribute, Explain, Scores, metric
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
 from seecause.models.view import VisionModel
 from seecause.target import Spec
 
 
-@metric(
-    "random-logit",
-    columns={
-        "random-logit": lower(
-            "rank correlation with the map of another class: near 1, the map does not depend on "
-            "the class",
-        ),
-        "random-logit-abs": lower("random-logit of the sizes of the values"),
-    },
-)
+@metric("random-logit")
 def random_logit(
     model: ImageModel, images: Tensor, explain: Explain, target: Spec = None, *, seed: int = 0
 ) -> Scores:
@@ -57,16 +50,7 @@ def random_logit(
     return Scores({"random-logit": signed, "random-logit-abs": absolute})
 
 
-@metric(
-    "parameter-randomisation",
-    columns={
-        "mprt": lower(
-            "rank correlation with maps of models whose weights are redrawn: near 1, the map does "
-            "not depend on what was learned",
-        ),
-        "mprt-abs": lower("mprt of the sizes of the values"),
-    },
-)
+@metric("parameter-randomisation")
 def parameter_randomisation(
     model: ImageModel,
     images: Tensor,
@@ -88,7 +72,11 @@ def parameter_randomisation(
     by_layer = {}
     for layer, parameters in layer_groups(other).items():
         for parameter in parameters:
-            redraw(parameter, generator)
+            if parameter.numel() > 1:  # a single number has no deviation
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                with torch.no_grad():
+                    noise = noise.to(parameter) * parameter.std()
+                    parameter.copy_(parameter.mean() + noise)
         by_layer[layer] = _similarity(plain, attribute(other, scorer.images, spec))
     signed, absolute = torch.stack(list(by_layer.values()), dim=-1)  # [B, steps] each
     return Scores(
@@ -118,30 +106,14 @@ def copied_view(model: ImageModel) -> ImageModel:
 def layer_groups(model: ImageModel) -> dict[str, list[nn.Parameter]]:
     """Parameters by layer, last layer first: a block of a numbered list is one layer, and so is any
     other module with parameters of its own."""
-    named = [(_layer(name), parameter) for name, parameter in model.module.named_parameters()]
+    named = list(model.module.named_parameters())
     if model.extra is not None:
-        named += [("added head", parameter) for parameter in model.extra.parameters()]
-    groups: dict[str, list[nn.Parameter]] = {}
-    for layer, parameter in reversed(named):
-        groups.setdefault(layer, []).append(parameter)
+        named += [("added head.", parameter) for parameter in model.extra.parameters()]
+    groups = defaultdict[str, list[nn.Parameter]](list)
+    for name, parameter in reversed(named):
+        block = re.match(r"(.*?\.)?\d+(?=\.|$)", name)  # blocks.3 of blocks.3.attn.qkv.weight
+        groups[block[0] if block else name.rpartition(".")[0] or name].append(parameter)
     return groups
-
-
-@torch.no_grad()
-def redraw(parameter: nn.Parameter, generator: torch.Generator) -> None:
-    """In place, from a normal distribution with the tensor's own mean and deviation; a single
-    number is left as it is."""
-    if parameter.numel() > 1:
-        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter)
-        parameter.copy_(parameter.mean() + noise * parameter.std())
-
-
-def _layer(name: str) -> str:
-    """`blocks.3.attn.qkv.weight` -> `blocks.3`; `patch_embed.proj.weight` -> `patch_embed.proj`;
-    `cls_token` -> `cls_token`."""
-    path = name.split(".")
-    numbered = next((place for place, part in enumerate(path) if part.isdigit()), None)
-    return ".".join(path[:-1] or path) if numbered is None else ".".join(path[: numbered + 1])
 
 
 def _similarity(first: Tensor, second: Tensor) -> Tensor:
