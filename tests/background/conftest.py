@@ -1,7 +1,5 @@
 """A toy model and the pictures that its heads are judged by."""
 
-from __future__ import annotations
-
 import pytest
 
 import seecause as sc

@@ -1,8 +1,6 @@
 """Discover: kinds of patches that turn images into a class, from a planted shortcut, and each step
 against loops over images and patches."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import replace
 

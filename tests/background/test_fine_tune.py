@@ -1,7 +1,5 @@
 """Fine-tuning against a plain loop, and continued after a kill."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

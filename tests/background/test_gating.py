@@ -1,8 +1,6 @@
 """Causal Head Gating finds what was planted: a head that drowns the labels, heads that do nothing,
 heads that carry the prediction."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Every other way to choose heads: its numbers are what its definition says, on one interface."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Pairs: two versions of an image that should get the same prediction, and versions to test by."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -12,6 +10,7 @@ from seecause.background.transplant import (
     versions_to_learn,
     versions_to_test,
 )
+from tests.background.toys import some_of
 from tests.files import photo
 
 
@@ -104,7 +103,7 @@ def test_backgrounds_are_told_apart_by_predictions_and_versions_by_labels(
     part = versions_to_test(None, data, 3, seed=5)
     assert bool(part.control.any()) is control
     for is_control, donors in ((False, "other-class"), (True, "same-class"))[: 1 + control]:
-        made = part.take(part.control == is_control)
+        made = some_of(part, part.control == is_control)
         options = {"per_image": 3, "donors": donors, "classes": torch.tensor(kinds), "seed": 5}
         expected = transplant(data, **options)
         assert made.donor.equal(expected.donor) and made[:].equal(expected[:])

@@ -1,9 +1,8 @@
 """Which heads go and what that does: `prune_and_test` gives the numbers of its parts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,10 +22,17 @@ from seecause.background import (
     score_heads,
     select,
 )
-from seecause.background.heads import curve, logits_without, most_diverse, outcomes, random_sets
+from seecause.background.heads import (
+    PruneResult,
+    curve,
+    logits_without,
+    most_diverse,
+    outcomes,
+    random_sets,
+)
 from seecause.background.images import correct_images, critter_images
 from seecause.data.batch import group_shares
-from seecause.engine.chunks import budget
+from seecause.engine.chunks import budget, plain_logits
 from seecause.engine.trace import kept_logits
 from seecause.errors import BadOption, UnknownName
 from seecause.metrics.statistics import calibration, group_accuracy
@@ -180,6 +186,22 @@ def test_the_highest_heads_go_and_the_rest_is_measured(model, train, test, resul
     assert repr(result).startswith("PruneResult(without [(") and len(repr(result)) < 300
 
 
+def test_a_model_that_gets_worse_is_said_to_be_worse():
+    changes = {"accuracy": (0.891, 0.812), "BIR, grey": (0.08, 0.112), "flips": (0.4, 0.1)}
+    result = SimpleNamespace(changes=lambda: changes)
+    words = "The model is worse without these heads: accuracy 0.891 -> 0.812, BIR, grey 0.080 ->"
+    assert PruneResult.warning.fget(result) == f"{words} 0.112."
+    changes = {name: values[::-1] for name, values in changes.items() if name != "flips"}
+    assert PruneResult.warning.fget(result) == ""
+
+
+def test_masks_are_not_searched_where_no_score_needs_them(model, train, test, monkeypatch):
+    monkeypatch.setattr("seecause.background.masks.discover_masks", lambda *_, **__: pytest.fail())
+    bare, other = (replace(part.take(torch.arange(6)), truth=None) for part in (train, test))
+    found = prune_and_test(model, bare, other, selector="weight-norm", top=1, draws=1)
+    assert not any(name.startswith("BIR, discovered") for name in found.changes())
+
+
 def test_pairs_need_no_masks(model, train, test):
     """Neither to choose heads nor to measure what their removal does."""
     pair = [replace(data, truth=None, other_object=None) for data in (train, test)]
@@ -238,6 +260,25 @@ def test_data_must_have_what_is_asked_of_it(model, train):
     ):
         with pytest.raises(BadOption, match=message):
             score_heads(model, data, **options)
+    some = train.take(torch.arange(8))
+    known = some.truth.hard.int()
+    known[4:] = 255
+    predicted = plain_logits(model, some.images).argmax(dim=-1)
+    some = replace(some, labels=predicted, truth=Masks.given(known))
+    found = score_heads(model, some, sampling=ALL, options={"guard": False})
+    assert found.protocol["scored"]["background"] == "discovered masks, grey"
+
+
+def test_averages_are_weighted_by_the_groups_of_all_training_images(model, train, test):
+    train = replace(train, groups=tuple((int(i % 5 == 0), 0) for i in range(64)))
+    labels = plain_logits(model, test.images).argmax(dim=-1)
+    labels[::2] = (labels[::2] + 1) % 8  # one group is right, the other is not
+    test = replace(test, labels=labels, groups=tuple((i % 2, 0) for i in range(16)))
+    options = {"selector": "taylor", "sampling": {"share": 0.5, "cap": 2}, "top": 1, "draws": 1}
+    name, result = "groups weighted as in training", prune_and_test(model, train, test, **options)
+    masked, shares = test.with_masks(test.truth), group_shares(train.groups)
+    (whole,) = outcomes(model, masked, [[]], ["grey"], train=shares)
+    assert result.before.numbers[name] == pytest.approx(whole.numbers[name])
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 9])

@@ -1,7 +1,5 @@
 """Ablated, zeroed and sliced models are one and the same function, in every library."""
 
-from __future__ import annotations
-
 import pytest
 from torch.testing import assert_close
 

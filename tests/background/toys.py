@@ -1,9 +1,8 @@
 """Saved models small enough for commands: random weights, Critters' classes and size."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -67,3 +66,9 @@ def toy(
     }
     (folder / f"{name}.json").write_text(json.dumps(card))
     return str(folder)
+
+
+def some_of(versions, rows):
+    """The versions at `rows` [M] bool."""
+    names = ("source", "donor", "number", "control")
+    return replace(versions, **{name: getattr(versions, name)[rows] for name in names}, memo={})

@@ -19,7 +19,7 @@ programs. A module with its own view and a method `save` (iFAM) is saved by that
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -39,10 +39,8 @@ from seecause.loading import (
     HEAD,
     PLAIN,
     SLICED,
-    fill,
     load,
     need_own_classes,
-    read_checkpoint,
     rewrap,
 )
 from seecause.models.block import ZEROED, slice_heads, zero_heads
@@ -58,15 +56,24 @@ def prune_heads(model: VisionModel, heads: Iterable[Head]) -> VisionModel:
     """A verified view of a copy without `heads`, pairs (layer, head) from 0. Its `module` is
     smaller and works without this package.
 
+    Args:
+        model: A vision transformer.
+        heads: Pairs (layer, head), both from 0.
+
+    Returns:
+        A `VisionModel`.
+
     Example:
         >>> import seecause as sc
         >>> model = sc.load("builtin:critters-vit")
         >>> sc.background.prune_heads(model, [(0, 1)]).blocks[0].heads
         7
     """
-    removed = _removable(model, heads)
+    removed, keep = removable(model, heads), list[list[int] | None]()
     check_sliceable(model)
-    keep = _kept_heads(model, removed)
+    for layer, block in enumerate(model.blocks):
+        stay = [head for head in range(block.heads) if (layer, head) not in removed]
+        keep.append(stay if len(stay) < block.heads else None)  # None where a layer is whole
 
     def cut(block: nn.Module, layer: int) -> None:
         if (stay := keep[layer]) is not None:
@@ -80,7 +87,7 @@ def prune_heads(model: VisionModel, heads: Iterable[Head]) -> VisionModel:
 def zero(model: VisionModel, heads: Iterable[Head]) -> VisionModel:
     """A verified view of a copy whose output projections no longer read `heads`; the architecture
     is the same."""
-    removed = _removable(model, heads)
+    removed = removable(model, heads)
 
     def cut(block: nn.Module, layer: int) -> None:
         gone = [head for at, head in removed if at == layer]
@@ -116,16 +123,8 @@ def check_sliceable(model: VisionModel) -> None:
             raise UnsupportedModel(f"cutting heads out of {model.family}", reason, ZEROED)
 
 
-def _kept_heads(model: VisionModel, removed: Iterable[Head]) -> list[list[int] | None]:
-    """The heads that stay, layer by layer; None where a layer is whole."""
-    gone, keep = set(removed), list[list[int] | None]()
-    for layer, block in enumerate(model.blocks):
-        stay = [head for head in range(block.heads) if (layer, head) not in gone]
-        keep.append(stay if len(stay) < block.heads else None)
-    return keep
-
-
-def _removable(model: VisionModel, heads: Iterable[Head]) -> list[Head]:
+def removable(model: VisionModel, heads: Iterable[Head]) -> list[Head]:
+    """Checked heads of a model without gates."""
     removed = checked_heads(model, heads)
     if model.gates is not None:
         reason = "this model has gates on its heads, which a copy would not have"
@@ -185,6 +184,7 @@ def export(
         "sigmoid": model.sigmoid,
         "preprocess": asdict(model.preprocess),
         "pool": edited.readout.kind,
+        "output": edited.output,
         "head": head,
         "templates": list(model.texts.get("templates", ())),
         "random_weights": model.random_weights,
@@ -195,6 +195,8 @@ def export(
         own = ("model", "removed", "layers", "fingerprint", "seecause")
         edited.module.save(folder, **{name: card[name] for name in own})  # type: ignore[operator]
     else:
+        if folder.is_file():
+            raise BadOption("folder", str(folder), "a folder; this is a file")
         folder.mkdir(parents=True, exist_ok=True)
         for file in (PLAIN, SLICED):  # an earlier export of either form is replaced
             (folder / file).unlink(missing_ok=True)
@@ -202,15 +204,8 @@ def export(
         if head is not None:
             _save(edited.extra, folder / HEAD)
         write_json(folder / CARD, card)
-    frame = model.preprocess
-    more = [
-        f"Inputs: {frame.size[0]} x {frame.size[1]} pixels, mean {list(frame.mean)}, deviation"
-        f" {list(frame.std)}.",
-        f"Weights: {card['fingerprint']} (seecause {card['seecause']}).",
-    ]
-    if head is not None:
-        more.insert(0, "`head.safetensors` holds the classifier, which the library's model lacks.")
-    write_atomic(folder / "README.md", readme(card, note, how=_how(card), more=more))
+    line = _load_line(card["origin"], "FOLDER")
+    write_atomic(folder / "README.md", rendered("heads.md.j2", card=card, note=note, load=line))
     del edited  # one copy at a time
     if not _writes_itself(model) or origin["class"] in BUILDERS:  # else nobody here can read it
         prove_export(model, heads, folder, lambda: _reloaded(model, folder, origin))
@@ -218,22 +213,21 @@ def export(
 
 
 def _reloaded(model: VisionModel, folder: Path, origin: Mapping[str, Any]) -> VisionModel:
-    """A view of what was written; weights whose module nobody can build are read into a copy."""
-    if origin:
+    """A view of what was written; weights of a module of a user's own are read into a copy."""
+    own = origin.get("library") in (None, "function")
+    if not own:
         words = {name: model.texts[name] for name in ("tokenizer",) if name in model.texts}
         view = load(folder, device=model.device, dtype=model.dtype, check=False, **words)
         assert isinstance(view, VisionModel)
         return view
-    module = copy.deepcopy(model.module)
-    fill(module, read_checkpoint(folder / PLAIN), str(folder))
-    return rewrap(model, module, check=False)
+    view = load(copy.deepcopy(model.module), weights=folder, check=False)
+    assert isinstance(view, VisionModel)
+    return view
 
 
 def check_place(folder: Path, *cards: str) -> None:
     """Refuse a folder with other files in it, unless it holds one of `cards` of an earlier
     export."""
-    if folder.exists() and not folder.is_dir():
-        raise BadOption("folder", str(folder), "a folder; this is a file")
     filled = folder.is_dir() and any(folder.iterdir())
     if filled and not any((folder / card).is_file() for card in cards):
         expected = "a new folder, an empty one, or one with an earlier export"
@@ -327,51 +321,33 @@ def _head_card(head: nn.Module | None) -> dict[str, Any] | None:
     raise NotDefined("export", reason, "Use a linear head or a CosineHead")
 
 
-def readme(card: Mapping[str, Any], note: str, *, how: str, more: Sequence[str]) -> str:
-    """Markdown for an exported model: which heads are gone, and `how` to load the rest; `more`
-    stands at the end."""
-    zeroed = "are zero. The architecture is the original one."
-    sliced = "were cut out, with their queries, keys and values."
-    removed = ", ".join(f"({layer}, {head})" for layer, head in card["removed"])
-    parts = [
-        f"# {card['model']} without {len(card['removed'])} of {sum(card['layers'])} attention"
-        " heads",
-        "Removed heads have no effect: their columns of the output projection "
-        + (zeroed if card["form"] == "zeroed" else sliced),
-        "The bias of the output projection belongs to no head and is unchanged.",
-        f"Removed (layer, head), from 0: {removed or 'none'}.",
-        note,
-        "The weights this model came from were random." if card.get("random_weights") else "",
-        f"## Load it\n\n```python\n{how}\n```",
-        *more,
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+def rendered(template: str, **values: Any) -> str:
+    """Markdown by a template of this package."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
-
-def _how(card: Mapping[str, Any]) -> str:
-    """Python that loads an exported model."""
-    ours = "import seecause as sc\nmodel = sc.load(FOLDER)"
-    origin = card["origin"]
-    if card["form"] == "sliced" or origin.get("library") == "seecause":
-        return ours
-    kind, name = origin.get("class"), repr(origin.get("name"))
-    if origin.get("library") == "transformers":
-        loaded = f"from transformers import {kind}\nmodel = {kind}.from_pretrained(FOLDER)"
-        return f"{loaded}\n\n# or, with class names and preprocessing:\n{ours}"
-    options = "".join(f", {key}={value!r}" for key, value in origin.get("options", {}).items())
-    arguments = ", ".join(f"{k}={value!r}" for k, value in origin.get("arguments", {}).items())
-    made = {
-        "torchvision": f"from torchvision import models\nmodel = models.get_model({name}{options})",
-        "open_clip": f"import open_clip\nmodel = open_clip.create_model({name})",
-        "timm": f"import timm\nmodel = timm.create_model({name}{options})",
-    }.get(origin.get("library"), "model = ...  # a module of the same architecture")
-    if arguments:
-        made = (
-            "from timm.models.vision_transformer import VisionTransformer\n"
-            f"model = VisionTransformer({arguments})"
-        )
-    return (
-        f"from safetensors.torch import load_file\n{made}\n"
-        "model.load_state_dict(load_file('model.safetensors'))\nmodel.eval()\n\n"
-        f"# or, with class names and preprocessing:\n{ours}"
+    environment = Environment(
+        loader=PackageLoader("seecause.background"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
+    return environment.get_template(template).render(values)
+
+
+def load_line(model: VisionModel, folder: str | Path) -> str:
+    """The line that loads an exported model; `module` is one of a user's own code.
+
+    Example:
+        >>> import seecause as sc
+        >>> load_line(sc.load("builtin:critters-vit"), "pruned")
+        "model = sc.load('pruned')"
+    """
+    return _load_line(_origin(model), repr(str(folder)))
+
+
+def _load_line(origin: Mapping[str, Any], where: str) -> str:
+    if origin.get("library") in (None, "function"):
+        code = repr(origin["name"]) if origin else "module"
+        return f"model = sc.load({code}, weights={where})"
+    return f"model = sc.load({where})"

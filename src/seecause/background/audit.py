@@ -13,9 +13,16 @@ The verdict follows from the 95 % interval of extra flips (bootstrap over correc
 
     yes           the whole interval is above `SOME`
     no            the whole interval is below it
-    cannot tell   it contains `SOME`, cutting alone changes most predictions, or the masks are the
-                  model's own (its maps, or discovered ones): they show what it uses, not the object
+    cannot tell   it contains `SOME`, cutting alone changes most predictions, other draws of the
+                  backgrounds could change the verdict, or the masks are the model's own (its maps,
+                  or discovered ones): they show what it uses, not the object
     too few       fewer than `ENOUGH` correct predictions
+
+Of pairs, flips are predictions that differ between the two versions; there is no control.
+
+Every number has one name: the attribute of `BackgroundAudit` is the name in `numbers()`, files,
+pages and sentences, with `_` for the space or hyphen. All are of the same images, except accuracy
+(all images) and the gains (correct predictions).
 
 Each measurement can mislead alone: the mean colour of an image reveals its background, discovered
 masks keep the model's own evidence, grey images look like no other. Prefer
@@ -24,8 +31,9 @@ exact counterfactuals (fill="swap") where the data has them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -39,11 +47,17 @@ from seecause.background.images import (
     MaskSource,
     Progress,
     images_of,
+    logits_of,
     model_for,
     no_progress,
 )
 from seecause.background.masks import object_masks
-from seecause.background.transplant import Predictions, Versions, versions_to_test
+from seecause.background.transplant import (
+    Predictions,
+    Versions,
+    check_cuts,
+    versions_to_test,
+)
 from seecause.data.dataset import Dataset, as_data
 from seecause.errors import BadInput, BadOption
 from seecause.metrics.statistics import GroupAccuracy, bootstrap_interval, clopper_pearson
@@ -58,7 +72,9 @@ ENOUGH = 20  # minimum number of correct predictions for a verdict
 OWN = ("own", "discovered")  # masks of the model's own
 # an event that n trials do not show has a probability of at most about 3 / n (95 % upper limit)
 RULE_OF_THREE = 3.0
-PER_IMAGE = 4  # default number of transplants of each kind per image
+PER_IMAGE = 4  # number of transplants of each kind per image, at first
+MOST_DRAWN = 32  # at most, if the draw of backgrounds could change the verdict
+SURE = 2.0  # standard errors of the draw that the interval keeps from `SOME`
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,8 +87,10 @@ class BackgroundAudit(Result):
     protocol: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        extra, count = float(self.extra_flips.mean()), len(self.data)
-        return f"BackgroundAudit({self.verdict}: extra flips {extra:+.0%}, {count} images)"
+        count = len(self.data)
+        return (
+            f"BackgroundAudit({self.verdict}: extra flips {self.extra_flips:+.0%}, {count} images)"
+        )
 
     @property
     def data(self) -> LabelledImages:
@@ -88,35 +106,71 @@ class BackgroundAudit(Result):
         """The gains by the masks and the first fill; None for pairs."""
         return None if self.masks is None else next(iter(self.erasures.values()), None)
 
+    @property
+    def paired(self) -> bool:
+        """Whether two versions of each image were compared, not backgrounds."""
+        return self.judged.versions.paired
+
     @cached_property
-    def extra_flips(self) -> Tensor:
+    def extra_flips_by_image(self) -> Tensor:
         """[m]: for each compared image, the share of predictions that change on backgrounds of
-        images predicted otherwise, less that on backgrounds of images predicted the same."""
+        images predicted otherwise, less that on backgrounds of images predicted the same; of pairs,
+        1 where the prediction differs between the versions."""
         moved, control = self.judged.compared
-        return (moved - control)[~control.isnan()]
+        return moved if self.paired else (moved - control)[~control.isnan()]
+
+    @property
+    def extra_flips(self) -> float:
+        """The mean of `extra_flips_by_image`."""
+        return float(self.extra_flips_by_image.mean())
+
+    @property
+    def compared_images(self) -> int:
+        """The images of `flips`, `control_flips`, `extra_flips` and its interval."""
+        return len(self.extra_flips_by_image)
 
     @property
     def flips(self) -> float:
-        """The share of predictions that change on backgrounds of images predicted otherwise, over
-        the images of `extra_flips`."""
+        """The share of predictions that change on backgrounds of images predicted otherwise, or in
+        the second version of a pair."""
         return self.judged.flips
 
     @property
     def control_flips(self) -> float:
-        """The share of predictions that change on backgrounds of images predicted the same, over
-        the images of `extra_flips`; NaN where there are none."""
-        return self.judged.control_flips
+        """The share of predictions that change on backgrounds of images predicted the same; NaN
+        where there are none, and for pairs."""
+        return torch.nan if self.paired else self.judged.control_flips
 
     @cached_property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the mean of `extra_flips`."""
-        return bootstrap_interval(self.extra_flips)
+        """The 95 % interval of `extra_flips`. Values that are all equal leave room for an event
+        that n images do not show."""
+        values = self.extra_flips_by_image.sort().values
+        low, high = bootstrap_interval(values)
+        room = RULE_OF_THREE / len(values) if len(values) and low == high else 0.0
+        return max(-1.0, low - room), min(1.0, high + room)
+
+    @property
+    def extra_flips_low(self) -> float:
+        """The lower end of `interval`."""
+        return self.interval[0]
+
+    @property
+    def extra_flips_high(self) -> float:
+        """The upper end of `interval`."""
+        return self.interval[1]
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether other draws of the backgrounds could change the verdict."""
+        nearest = min(abs(end - SOME) for end in self.interval)
+        return nearest < SURE * self.judged.draw_error
 
     @property
     def doubt(self) -> str:
         """Why flips and BIR are not conclusive; empty if they are."""
-        if len(self.extra_flips) < ENOUGH:
-            return f"fewer than {ENOUGH} correct predictions"
+        if self.compared_images < ENOUGH:
+            return f"{self.compared_images} of at least {ENOUGH} correct predictions"
         if self.control_flips > MOSTLY:
             return "cutting alone changes most predictions"
         if self.masks is not None and self.masks.kind in OWN:
@@ -127,9 +181,9 @@ class BackgroundAudit(Result):
     def verdict(self) -> Verdict:
         """Does the model predict from the background?"""
         low, high = self.interval
-        if len(self.extra_flips) < ENOUGH:
+        if self.compared_images < ENOUGH:
             return "too few"
-        if self.doubt or low <= SOME <= high:
+        if self.doubt or low <= SOME <= high or self.unsettled:
             return "cannot tell"
         return "no" if high < SOME else "yes"
 
@@ -138,8 +192,17 @@ class BackgroundAudit(Result):
         return self.judged.accuracy
 
     @property
+    def other_accuracy(self) -> float:
+        return self.judged.other_accuracy
+
+    @property
     def transplant_worst(self) -> float:
         return self.judged.transplant_worst
+
+    @property
+    def worst_group(self) -> float:
+        """The lowest accuracy over groups; NaN without groups."""
+        return torch.nan if self.groups is None else self.groups.worst
 
     @property
     def groups(self) -> GroupAccuracy | None:
@@ -163,10 +226,10 @@ class BackgroundAudit(Result):
 
     def numbers(self) -> dict[str, float]:
         """Numbers by name, for tables and files, without those that the data does not allow."""
-        low, high = self.interval
-        numbers = self.judged.numbers(groups=True)
-        numbers |= {"extra flips": float(self.extra_flips.mean()), "low 95%": low, "high 95%": high}
-        numbers |= {"compared images": len(self.extra_flips)}
+        names = ("accuracy", "flips", "control flips", "extra flips", "extra flips low")
+        names += ("extra flips high", "compared images", "other accuracy", "transplant-worst")
+        names += ("worst group",)
+        numbers = {name: getattr(self, re.sub("[ -]", "_", name)) for name in names}
         for name, gains in self.erasures.items():
             by = "" if gains is self.gains else f", {name}"
             fig, big = float(gains.fig.mean()), float(gains.big.mean())
@@ -197,6 +260,9 @@ def missed_limits(
         min_accuracy: Accuracy on plain images.
         min_worst_group: Accuracy in the worst group; needs groups.
 
+    Returns:
+        One sentence for each limit that is not met.
+
     Example:
         >>> import seecause as sc
         >>> model = sc.load("builtin:critters-biased")
@@ -220,10 +286,8 @@ def missed_limits(
             missed.append(f"{name} {low:.3f} to {high:.3f} (95 %), {wanted}{why}")
 
     if max_flips is not None:
-        extra, (low, high) = audit.extra_flips, audit.interval
-        if len(extra) and bool((extra == extra[0]).all()):  # no spread: no bootstrap
-            high = min(1.0, high + RULE_OF_THREE / len(extra))
-        check("flips", max_flips, low, high, audit.doubt)
+        low, high = audit.interval
+        check("extra flips", max_flips, low, high, audit.doubt)
     if max_bir is not None and audit.gains is not None:
         check("BIR", max_bir, *audit.gains.interval, audit.doubt)
     if min_accuracy is not None:
@@ -243,7 +307,7 @@ def audit(
     *,
     masks: MaskSource = None,
     fills: Sequence[Fill] = ("grey",),
-    per_image: Count = PER_IMAGE,
+    per_image: Count | None = None,
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> BackgroundAudit:
@@ -259,7 +323,8 @@ def audit(
         masks: A source of `object_masks`: another network ("timm:NAME", or a model), "own" or
             "discovered" masks, masks, or None for the masks or pairs that the data brings.
         fills: FIG, BIG and BIR are measured with each of these fills; the first counts.
-        per_image: Transplants of each image and kind.
+        per_image: Transplants of each image and kind. None draws four, and more, up to 32, as long
+            as other draws could change the verdict.
         seed: Draws the transplants.
         progress: Shows what is done.
 
@@ -280,10 +345,8 @@ def audit(
     data = as_data(data)
     model = model_for(model, data)
     labelled = masked_or_paired(model, data, masks, progress)
-    part = versions_to_test(model, labelled, per_image, seed=seed)
-    with progress("predicting versions", 1) as advance:
-        result = audit_part(model, part, fills=fills)
-        advance(1)
+    judged = settled(model, labelled, per_image, seed=seed, progress=progress)
+    result = audit_part(model, judged.versions, judged, fills=fills)
     if not bool(result.judged.counted.any()):
         raise BadInput(
             labelled.name,
@@ -291,6 +354,27 @@ def audit(
             "check that model and data have the same classes, or give more images",
         )
     return result
+
+
+def settled(
+    model: ImageModel,
+    data: LabelledImages,
+    per_image: int | None,
+    *,
+    seed: int,
+    progress: Progress = no_progress,
+) -> Predictions:
+    """Predictions of images and their versions; without `per_image`, of as many versions as the
+    verdict needs, up to `MOST_DRAWN`."""
+    counts = (PER_IMAGE, 3 * PER_IMAGE, MOST_DRAWN) if per_image is None else (per_image,)
+    for count in counts:
+        with progress(f"predicting {count} versions of each image", 1) as advance:
+            judged = versions_to_test(model, data, count, seed=seed).predict(model)
+            advance(1)
+        found = BackgroundAudit(judged)
+        if found.doubt or not found.unsettled:
+            break
+    return judged
 
 
 def masked_or_paired(
@@ -302,11 +386,15 @@ def masked_or_paired(
     """Labelled images of two classes or more with object masks in use; pairs, without masks, where
     no source is given and the data has none."""
     labelled = images_of(model, data, progress)
+    others = labelled.other_background if labelled.truth is None else None
+    if masks is None and labelled.masks is None and others is not None:
+        if labelled.labels is None:  # what the model says of the second versions
+            labels = logits_of(model, others).argmax(dim=1)
+            labelled = replace(labelled, labels=labels, own_labels=True)
+        return labelled
     labels = labelled.need_labels()
     if masks is None and labelled.masks is not None:
-        return labelled
-    if masks is None and labelled.truth is None and labelled.other_background is not None:
-        return labelled
+        return labelled if labelled.masks.refused is not None else check_cuts(model, labelled)
     if len(labels.unique()) < 2:
         raise BadOption(
             "data",
@@ -321,7 +409,8 @@ def masked_or_paired(
             f" in PATH/masks): {labelled.name} has neither masks nor pairs",
         )
     with progress("finding objects", len(labelled)) as advance:
-        return labelled.with_masks(object_masks(model, labelled, masks, progress=advance))
+        found = object_masks(model, labelled, masks, progress=advance)
+    return check_cuts(model, labelled.with_masks(found))
 
 
 def audit_part(
@@ -337,8 +426,10 @@ def audit_part(
     data, erasures = part.data, dict[str, Gains]()
     if not model.sigmoid and bool(judged.correct.any()):
         correct = data.take(judged.correct)
-        asked = [*fills] if data.masks is not None else []
-        for fill in [*asked, *(["swap"] if data.swaps and fills else [])]:
+        asked: list[Fill] = [*fills] if data.masks is not None else []
+        if data.swaps and fills:
+            asked.append("swap")
+        for fill in asked:
             name = Erased(model, correct, fill).name
             erasures[name] = information_gains(model, correct, fill=fill)
     options = {"versions": int((~part.control).sum())}

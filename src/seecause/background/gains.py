@@ -246,6 +246,9 @@ def information_gains(
         fill: What replaces the erased part ("mean", "grey", "blur", "noise"), or "swap".
         temperature: Of the predictions that are compared.
 
+    Returns:
+        A `Gains` with `fig`, `big` and `bir` [N].
+
     Example:
         >>> import seecause as sc
         >>> model = sc.load("builtin:critters-biased")

@@ -66,6 +66,7 @@ from seecause.models.view import VisionModel
 from seecause.options import (
     Count,
     Share,
+    Whole,
     check_options,
     checked,
     keyword_options,
@@ -77,6 +78,8 @@ if TYPE_CHECKING:
     from seecause.background._export import Form
 
 Head = tuple[int, int]  # (layer, head), both from 0
+WORSE = 0.005  # change of accuracy, worst group, flips or BIR from which a model is called worse
+DRAWS = 5  # random sets of heads beside the chosen ones, for each count
 TOGETHER = 16  # images whose versions are made at once; progress is reported after each batch
 
 
@@ -113,7 +116,24 @@ class HeadScores:
 def penalised(scores: HeadScores) -> HeadScores:
     """Subtract from each score what the object loses without the head:
     score - max(0, mean(FIG - FIG^(-h))). Without this guard, a head whose removal makes all
-    predictions alike gets the highest CIGMA score."""
+    predictions alike gets the highest CIGMA score.
+
+    Args:
+        scores: Scores of `select("cigma", ...)`, measured without a guard.
+
+    Returns:
+        Other `HeadScores`.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-biased")
+        >>> data = sc.data.open_data("critters:certified:test", limit=4)
+        >>> data = sc.background.read_images(model, data)
+        >>> data = data.with_masks(data.truth)
+        >>> scores = sc.background.select("cigma", model, data, guard=False)
+        >>> bool((sc.background.penalised(scores).value <= scores.value).all())
+        True
+    """
     if scores.effects is None or scores.fig_drops is None:
         reason = "FIG without each head was not measured"
         raise NotDefined("the guard", reason, "Score with masks and guard=True")
@@ -143,14 +163,30 @@ class Selector:
 _NAMES: tuple[str, ...] = (
     "attention-mass", "cigma", "gating", "interchange", "loss-gain", "taylor", "weight-norm",
 )  # fmt: skip
-_HOMES = dict.fromkeys(_NAMES, "seecause.background.scoring")
+_HOMES: dict[str, str] = dict.fromkeys(_NAMES, "seecause.background.scoring")
 SELECTORS: Registry[Selector] = Registry("head selector", group="seecause.selectors", homes=_HOMES)
 
 
 def selector(
     name: str, *, cost: str, needs: str
 ) -> Callable[[Callable[..., HeadScores]], Callable[..., HeadScores]]:
-    """Register a function under `name`."""
+    """Register a function under `name`.
+
+    Args:
+        name: What `select` is called with.
+        cost: What it costs, for `seecause list selectors`.
+        needs: What its images must have: "masks", "labels", "pairs" or "".
+
+    Returns:
+        A decorator of a function (model, data, **options) that returns `HeadScores`.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> @selector("reversed", cost="as weight-norm", needs="")
+        ... def reverse(model, data):
+        ...     scores = select("weight-norm", model, data)
+        ...     return replace(scores, value=-scores.value)
+    """
 
     def register(run: Callable[..., HeadScores]) -> Callable[..., HeadScores]:
         SELECTORS.add(name, Selector(name, run, cost, needs, summary_of(run)))
@@ -161,6 +197,9 @@ def selector(
 
 def selectors() -> dict[str, Selector]:
     """All ways to choose heads, by name.
+
+    Returns:
+        A `Selector` for each name.
 
     Example:
         >>> sorted(selectors())[:3]
@@ -177,6 +216,9 @@ def select(by: str, model: ImageModel, data: LabelledImages, **options: Any) -> 
         model: A vision transformer.
         data: Images, with labels, masks or other versions as the selector needs them.
         **options: Options of the selector.
+
+    Returns:
+        `HeadScores`.
 
     Example:
         >>> import seecause as sc
@@ -227,6 +269,13 @@ def gates_without(model: VisionModel, heads: Iterable[Head]) -> Tensor:
 def ablate(model: VisionModel, heads: Iterable[Head]) -> Iterator[VisionModel]:
     """Inside the block, `model` runs without `heads`, pairs (layer, head) from 0: in
     `model(images)` and in every method.
+
+    Args:
+        model: A vision transformer.
+        heads: Pairs (layer, head), both from 0.
+
+    Yields:
+        The model.
 
     Example:
         >>> import seecause as sc
@@ -405,7 +454,7 @@ def curve(
     ks: Sequence[int],
     fills: Sequence[Fill] = (),
     *,
-    draws: int = 20,
+    draws: int = DRAWS,
     seed: int = 0,
     **options: Any,
 ) -> Curve:
@@ -443,7 +492,7 @@ def score_heads(
         masks: A source of `object_masks`; None: the data's masks where every image has one, else
             discovered ones.
         fill: What replaces the background; "swap" takes the data's other versions.
-        sampling: Which correct images: `share` (0.4), `cap` (512), `stratified`.
+        sampling: Which correct images: `share` (0.4), `cap` (512; the paper: None), `stratified`.
         seed: Draws the sample, and what the selector draws.
         progress: Shows what is done (`no_progress` shows nothing).
 
@@ -468,7 +517,7 @@ def score_heads(
         chosen = correct_images(scorer, chosen, seed=seed, **(sampling or {}))
     fills, masked = "fill" in entry.options, "masks" in entry.needs
     if masked and not (fills and fill == "swap"):
-        chosen = _with_masks(scorer, chosen, masks, progress)
+        chosen = masked_images(scorer, chosen, masks, progress)
     record = {"data": chosen.name, "images": len(chosen), "by": selector, **keywords}
     if fills:
         keywords["fill"], record["background"] = fill, Erased(scorer, chosen, fill).name
@@ -484,10 +533,14 @@ def score_heads(
     return replace(scores, data=chosen, protocol={**about, "scored": record})
 
 
-def _with_masks(
-    model: ImageModel, data: LabelledImages, source: MaskSource, progress: Progress
+def masked_images(
+    model: ImageModel,
+    data: LabelledImages,
+    source: MaskSource,
+    progress: Progress = no_progress,
+    **options: Any,
 ) -> LabelledImages:
-    """Images with object masks in use."""
+    """Images with object masks in use; `options` are those of `object_masks`."""
     if source is None and data.masks is not None:
         return data
     complete = data.truth is not None and bool(data.truth.known.all())
@@ -500,7 +553,7 @@ def _with_masks(
 
     source = "discovered" if source is None else source
     with progress("finding objects", len(data)) as advance:
-        return data.with_masks(object_masks(model, data, source, progress=advance))
+        return data.with_masks(object_masks(model, data, source, progress=advance, **options))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -537,13 +590,25 @@ class PruneResult:
         return {name: (value, after[name]) for name, value in self.before.numbers.items()}
 
     @property
+    def warning(self) -> str:
+        """What is worse on the test images without the heads; empty if nothing is."""
+        worse = []
+        for name, (before, after) in self.changes().items():
+            better_low = name == "flips" or name.startswith("BIR")
+            known = better_low or name in ("accuracy", "worst group")
+            if known and (after - before if better_low else before - after) > WORSE:
+                worse.append(f"{name} {before:.3f} -> {after:.3f}")
+        return f"The model is worse without these heads: {', '.join(worse)}." if worse else ""
+
+    @property
     def note(self) -> str:
         """A paragraph for the README of the exported model."""
         scored = self.scores.protocol["scored"]
-        return (
+        chosen = (
             f"Heads were chosen by {scored['by']} on {scored['images']} images of {scored['data']}:"
             f" the {len(self.heads)} highest scores."
         )
+        return f"{chosen} {self.warning}".strip()
 
     def export(self, folder: str | Path, *, form: Form = "zeroed") -> Path:
         """Write the model without these heads."""
@@ -563,7 +628,7 @@ def prune_and_test(
     selector: str = "cigma",
     masks: MaskSource = None,
     fill: Fill = "grey",
-    draws: Count = 20,
+    draws: Count = DRAWS,
     seed: int = 0,
     progress: Progress = no_progress,
     **options: Any,
@@ -575,7 +640,8 @@ def prune_and_test(
         model: A vision transformer, or a vision-language model that is asked for classes.
         train: Data to score heads on.
         test: Other data, to measure on.
-        top: Heads to remove at most, a count or a share; heads with scores of 0 or less stay.
+        top: Heads to remove at most, a count or a share (the paper: 16); heads with scores of 0 or
+            less stay (the paper: they count too).
         selector: A name of `sc.background.selectors()`.
         masks: A source of `object_masks`, as `score_heads` takes it.
         fill: What replaces the background; "swap" takes the data's other versions.
@@ -609,11 +675,15 @@ def prune_and_test(
     heads = scores.top(most)
     judge = need_heads(model_for(view, test))
     data, fills = images_of(judge, test, progress), list[Fill]()
-    if SELECTORS.get(selector).needs != "pairs":
+    needs = SELECTORS.get(selector).needs
+    there = data.masks is not None or (data.truth is not None and bool(data.truth.known.all()))
+    # masks are searched only if they were asked for, or heads are scored by them
+    if needs != "pairs" and (there or masks is not None or "masks" in needs):
         own = None if isinstance(masks, Tensor | Masks) else masks  # masks are of their images
-        data = _with_masks(judge, data, own, progress)
-        fills = ["grey" if fill == "swap" else fill]
-    fills += ["swap"] if data.swaps else []
+        data = masked_images(judge, data, own, progress)
+        fills.append("grey" if fill == "swap" else fill)
+    if data.swaps:
+        fills.append("swap")
     # a quarter of the heads, half, all and twice as many, where there are
     known = int(scores.value.isfinite().sum())
     quarters = [len(heads) * part // 4 for part in (1, 2, 4, 8)]
@@ -629,7 +699,7 @@ def prune_and_test(
 @in_eval_mode
 @torch.no_grad()
 def divprune(
-    model: VisionModel, images: Tensor, *, keep: Share = 0.25, after: int = 0
+    model: VisionModel, images: Tensor, *, keep: Share = 0.25, after: Whole = 0
 ) -> tuple[Tensor, Tensor]:
     """Predict from the patch tokens that differ most after some blocks.
 
@@ -641,6 +711,13 @@ def divprune(
 
     Returns:
         Logits [B, C] and the tokens that stay, [B, patches] bool.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-vit")
+        >>> logits, kept = sc.background.divprune(model, model.zeros((96, 96)), keep=0.25)
+        >>> logits.shape, int(kept.sum())
+        (torch.Size([1, 8]), 36)
     """
     need_heads(model, "divprune")
     images = images.to(model.device, model.dtype)
@@ -648,8 +725,6 @@ def divprune(
     if model.architecture != "transformer":
         reason = "this model's tokens are read by a language model"
         raise NotDefined("divprune", reason, "Use a vision transformer")
-    if not 0 <= after < model.n_layers:
-        raise BadOption("after", after, f"0-{model.n_layers - 1} blocks")
     count = max(1, round(keep * layout.n_patches))
 
     def run_chunk(start: int, stop: int) -> Tensor:

@@ -16,24 +16,17 @@ import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.data.batch import Group, class_places, sample_in_frame, to_batch, true_positives
-from seecause.data.dataset import (
-    IGNORE,
-    Dataset,
-    Sample,
-    SkippedImage,
-    as_data,
-    capabilities,
-    sample_ids,
-)
+from seecause.data.batch import Group, class_places, framed_batch, read_samples, true_positives
+from seecause.data.dataset import IGNORE, Dataset, SkippedImage, as_data, capabilities
 from seecause.engine.chunks import plain_logits
-from seecause.errors import BadImage, BadOption, DataMissing, SeecauseError
+from seecause.errors import BadOption, SeecauseError
 from seecause.metrics.statistics import GroupAccuracy, group_accuracy
 from seecause.models.base import ImageModel, in_eval_mode
 from seecause.models.block import chain
@@ -43,7 +36,7 @@ if TYPE_CHECKING:
     from seecause.critters.world import Latents
 
 log = logging.getLogger(__name__)
-READ = 64  # samples read at once, before they are resized
+READ = 64  # samples that are normalised at once
 COVERED = 0.5  # an object patch is covered by the object to at least this share
 NONE_OF_NINE = "none of the nine"
 
@@ -88,6 +81,7 @@ class Masks(PerImage):
     inside: Tensor | None = None  # [N, h, w] bool: False on padding and where nothing is known
     overlap: Tensor | None = None  # [N] float64: IoU with masks of the data; NaN without one
     soft: Tensor | None = None  # [N, g, g] in [0, 1], of discovered masks
+    refused: Tensor | None = None  # [N] int64, why a mask is no cut (`REFUSALS`), 0 for those used
     notes: tuple[str, ...] = ()  # warnings for reports
     protocol: dict[str, Any] = field(default_factory=dict)
 
@@ -148,11 +142,12 @@ class LabelledImages(PerImage):
             of each pair.
         other_object: [N, 3, H, W], other objects on the same backgrounds.
         skipped: Images of the data that could not be read.
+        own_labels: Whether labels are the model's own predictions, because the data has none.
     """
 
     images: Tensor
     labels: Tensor | None = None
-    masks: Masks | None = None
+    masks: Masks | Any = None  # a tensor becomes `Masks`
     name: str = "images"
     ids: tuple[str, ...] = ()
     truth: Masks | None = None
@@ -160,14 +155,15 @@ class LabelledImages(PerImage):
     other_background: Tensor | None = None
     other_object: Tensor | None = None
     skipped: tuple[SkippedImage, ...] = ()
+    own_labels: bool = False
 
     def __post_init__(self) -> None:
         if not self.ids:
             object.__setattr__(self, "ids", tuple(map(str, range(len(self.images)))))
         if isinstance(self.masks, Tensor):
             object.__setattr__(self, "masks", Masks.given(self.masks))
-        for name, masks in (("masks", self.masks), ("truth", self.truth)):
-            if masks is None:
+        for name in ("masks", "truth"):
+            if (masks := getattr(self, name)) is None:
                 continue
             count, *grid = masks.hard.shape
             odd = len(grid) != 2 or any(map(operator.mod, self.size, grid))
@@ -176,11 +172,6 @@ class LabelledImages(PerImage):
                     f"a mask for each image of {list(self.images.shape)}, on pixels or patches"
                 )
                 raise BadOption(name, [count, *grid], expected)
-        for name in ("other_background", "other_object"):
-            other = getattr(self, name)
-            if other is not None and other.shape != self.images.shape:
-                expected = f"one for each image, {list(self.images.shape)}"
-                raise BadOption(name, list(other.shape), expected)
 
     def __repr__(self) -> str:
         return f"LabelledImages({len(self)} of {self.name})"
@@ -261,6 +252,9 @@ def read_images(
         data: A dataset, or its name, such as "folder:PATH".
         progress: Called with the number of images after each part that is read.
 
+    Returns:
+        `LabelledImages`.
+
     Example:
         >>> import seecause as sc
         >>> model = sc.load("builtin:critters-vit")
@@ -274,7 +268,7 @@ def read_images(
     if len(data) == 0:
         raise BadOption("data", data.name, "at least one image")
     if "counterfactuals" in capabilities(data) and model.preprocess.size == (96, 96):
-        latents = data.latents(0, len(data), device=model.device)
+        latents = cast(Any, data).latents(0, len(data), device=model.device)
         labelled = critter_images(model, latents, name=data.name)
         progress(len(data))
     else:
@@ -286,29 +280,24 @@ def read_images(
     return replace(labelled, labels=checked_labels(model, labelled.images, labels))
 
 
-def _read_samples(model: ImageModel, data: Dataset, progress: Advance) -> LabelledImages:
+def _read_samples(model: ImageModel, data: Any, progress: Advance) -> LabelledImages:
     """Samples in the model's frame, with their second versions if the data has pairs."""
     images, labels, truth, others = (list[Tensor]() for _ in range(4))
     groups, ids, skipped = list[Group | None](), list[str](), list[SkippedImage]()
-    frame, paired = model.preprocess, "pairs" in capabilities(data)
-    for start in range(0, len(data), READ):
-        places = range(start, min(start + READ, len(data)))
-        samples, seconds = list[Sample](), list[Sample]()
-        for place in places:
-            try:
-                sample = sample_in_frame(frame, data[place])
-                second = [sample_in_frame(frame, data.other(place))] if paired else []
-            except (BadImage, DataMissing) as bad:
-                log.warning("skipped: %s", bad)
-                skipped.append(SkippedImage(sample_ids(data)[place], str(bad)))
-                continue
-            samples.append(sample)
-            seconds += second
-        progress(len(places))
+    paired = "pairs" in capabilities(data)
+    read = read_samples(model.preprocess, data, range(len(data)), pairs=paired)
+    while rows := list(islice(read, READ)):
+        progress(len(rows))
+        for row in rows:
+            if isinstance(row, SkippedImage):
+                log.warning("skipped: %s", row.reason)
+                skipped.append(row)
+        versions = [row for row in rows if not isinstance(row, SkippedImage)]
+        samples, seconds = [row[0] for row in versions], [row[1] for row in versions if paired]
         if not samples:
             continue
-        batch = to_batch(model, samples)
-        others += [to_batch(model, seconds).images] if seconds else []
+        batch = framed_batch(model, samples)
+        others += [framed_batch(model, seconds).images] if seconds else []
         images.append(batch.images)
         labels += [] if batch.labels is None else [batch.labels]
         shape = (len(samples), *batch.images.shape[-2:])
@@ -389,9 +378,6 @@ def imagenet9_model(model: VisionModel, mapping: Tensor) -> VisionModel:
     from seecause.data.imagenet import IN9_CLASSES as CLASSES
 
     members = [(mapping == place).nonzero()[:, 0] for place in (*range(len(CLASSES)), -1)]
-    if any(len(classes) == 0 for classes in members):
-        expected = "classes for each of the nine, and some that are none of them (-1)"
-        raise BadOption("mapping", mapping.unique().tolist(), expected)
 
     def best(logits: Tensor) -> Tensor:
         columns = [logits[..., classes.to(logits.device)].amax(dim=-1) for classes in members]

@@ -5,6 +5,9 @@ Features [N, P] are what enters the last layer: logits = features W' + b. All fi
     ridge logistic   min  C sum_i w_i nll_i + |W|^2 / 2             w_i: classes balanced
     directions       V: first right singular vectors of how features change between versions of an
                      image; folded into the layer:  W <- W (I - V'V),  b <- b + W V'V mean(features)
+    least squares    min  mean |V f(x') - W f(x)|^2 + mean |V f(x) - W f(x)|^2 + ridge |V - W|^2
+                     x a plain image, x' its versions: V = W (I + A), A [P, P] is the same for every
+                     class, so classes without images keep what they read; it needs no label
     DFR              L1 logistic regression on group-balanced subsets, the mean of 20 fits; C by the
                      accuracy of the worst group on the other half of the data
                      (Kirichenko et al. 2023, 2204.02937); it needs group labels
@@ -43,7 +46,7 @@ from seecause.files import write_atomic
 from seecause.loading import rewrap
 from seecause.metrics.statistics import group_accuracy
 from seecause.models.base import in_eval_mode
-from seecause.models.block import wide
+from seecause.models.block import spliced, wide
 from seecause.models.parts import CosineHead, UnitLinear
 from seecause.models.view import VisionModel
 
@@ -67,6 +70,13 @@ class LastLayer:
     def __call__(self, features: Tensor) -> Tensor:
         return features @ self.weight.to(features).T + self.bias.to(features)
 
+    def towards(self, other: LastLayer, share: float) -> LastLayer:
+        """The layer that is `share` of the way from this one to another."""
+        return LastLayer(
+            torch.lerp(self.weight.double(), other.weight.double(), share),
+            torch.lerp(self.bias.double(), other.bias.double(), share),
+        )
+
 
 def last_layer(model: VisionModel) -> LastLayer:
     """The current last layer, float64 on the CPU; for a text head, the scaled text embeddings.
@@ -74,7 +84,7 @@ def last_layer(model: VisionModel) -> LastLayer:
     Raises:
         NotDefined: If the model ends in something else than one linear layer or a text head.
     """
-    own = _native_classifier(model.module) if model.extra is None else model.extra
+    own = _native_classifier(model, model.module) if model.extra is None else model.extra
     if isinstance(own, CosineHead):
         weight, bias = own.factor * own.matrix, own.bias
     elif isinstance(own, nn.Linear):
@@ -92,7 +102,7 @@ def with_last_layer(model: VisionModel, layer: LastLayer, *, check: bool = True)
     otherwise as a head beside the module. `check=False` skips the verification of the view."""
     weight, bias = layer.weight, layer.bias
     module = copy.deepcopy(model.module)
-    own = _native_classifier(module) if model.extra is None else None
+    own = _native_classifier(model, module) if model.extra is None else None
     if own is not None and own.weight.shape == weight.shape and own.bias is not None:
         with torch.no_grad():
             own.weight.copy_(weight)
@@ -111,7 +121,11 @@ def features(model: VisionModel, images: Tensor) -> Tensor:
     cosines."""
     need_heads(model, "a new last layer")
     images = images.to(model.device, model.dtype)
-    bare = rewrap(model, model.module, head=nn.Identity(), check=False, freeze=False)
+    module: nn.Module = model.module
+    head: nn.Module | None = nn.Identity()
+    if model.last and model.extra is None:
+        module, head = spliced(module, {model.last: lambda states: states}), None
+    bare = rewrap(model, module, head=head, check=False, freeze=False)
     bare.gates = model.gates
     pooled = over_images(lambda a, b: bare(images[a:b]), model, images, holds=1).double().cpu()
     return F.normalize(pooled, dim=-1) if _by_angle(model) else pooled
@@ -122,10 +136,11 @@ def _by_angle(model: VisionModel) -> bool:
     return isinstance(model.extra, CosineHead | UnitLinear)
 
 
-def _native_classifier(module: Any) -> nn.Linear | None:
-    """The native last layer if it is one linear layer."""
+def _native_classifier(model: VisionModel, module: Any) -> nn.Linear | None:
+    """The native last layer if it is one linear layer; `module` may be a copy of the model's."""
     parts = dict(module.named_modules())
-    for name in ("head", "classifier", "heads.head"):
+    own = ["head", "classifier", "heads.head"] if model.last is None else [model.last]
+    for name in own:
         if isinstance(parts.get(name), nn.Linear) and not hasattr(module, "head_dist"):
             return parts[name]
     return None
@@ -210,17 +225,7 @@ class Directions:
     """Directions in which features change between versions of an image, the strongest first."""
 
     vectors: Tensor  # [R, P] float64, orthonormal
-    values: Tensor  # [R] singular values
     mean: Tensor  # [P] of all features
-
-    @property
-    def rank(self) -> int:
-        """Where the spectrum falls by the largest factor, among the first `MOST` directions."""
-        values = self.values[: MOST + 1]
-        if len(values) < 2:
-            return len(values)
-        floor = 1e-12 * values[0].clamp_min(1e-300)
-        return 1 + int((values[:-1] / values[1:].clamp_min(floor)).argmax())
 
     def fold(self, layer: LastLayer, rank: int) -> LastLayer:
         """The layer that predicts as the old one does from features whose first `rank` directions
@@ -244,8 +249,43 @@ def change_directions(features: Tensor, images: Tensor) -> Directions:
         raise BadOption("images", "one version each", "at least two versions of an image")
     sums = x.new_zeros(len(counts), x.shape[1]).index_add(0, which, x)
     moved = x - (sums / counts[:, None])[which]
-    _, values, vectors = torch.linalg.svd(moved, full_matrices=False)
-    return Directions(vectors, values, x.mean(dim=0))
+    vectors = torch.linalg.svd(moved, full_matrices=False).Vh
+    return Directions(vectors, x.mean(dim=0))
+
+
+def corrected_layer(
+    old: LastLayer, plain: Tensor, moved: Tensor, images: Tensor, *, ridge: float
+) -> LastLayer:
+    """Correct a last layer by least squares, so that versions get the logits of their image.
+
+    Args:
+        old: The layer.
+        plain: Features of plain images, [n, P].
+        moved: Features of versions, [M, P].
+        images: The image of each version, [M].
+        ridge: The penalty, relative to the mean variance of a feature.
+
+    Example:
+        >>> import torch
+        >>> old = LastLayer(torch.eye(2).double(), torch.zeros(2).double())
+        >>> plain = torch.randn(50, 2, generator=torch.Generator().manual_seed(0)).double()
+        >>> moved = plain + torch.tensor([0.0, 3.0])  # the second feature has the mark
+        >>> layer = corrected_layer(old, plain, moved, torch.arange(50), ridge=1e-3)
+        >>> float(layer.weight[0, 0]) > 0.9 and float(layer.weight[1, 1]) < 0.5
+        True
+    """
+    x = torch.cat([plain, moved]).double()
+    share = torch.tensor([1 / len(plain), 1 / max(1, len(moved))], dtype=torch.float64)
+    weights = share.repeat_interleave(torch.tensor([len(plain), len(moved)]))[:, None] / 2
+    wanted = torch.cat([torch.zeros_like(plain), plain[images.cpu()] - moved]).double()
+    mean, shift = (weights * x).sum(dim=0), (weights * wanted).sum(dim=0)
+    centred, scaled = x - mean, (x - mean) * weights
+    gram = centred.T @ scaled
+    penalty = ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
+    change = torch.linalg.solve(gram + penalty, scaled.T @ (wanted - shift)).T  # A
+    weight = old.weight.double()
+    bias = old.bias.double() + weight @ (shift - change @ mean)
+    return LastLayer(weight + weight @ change, bias)
 
 
 def balanced_layer(
@@ -311,8 +351,6 @@ def retrain_last_layer(
     labels: Tensor,
     groups: Tensor,
     *,
-    refits: int = REFITS,
-    strengths: Sequence[float] = STRENGTHS,
     seed: int = 0,
 ) -> VisionModel:
     """The model with a last layer that DFR fits on held-out images and their groups.
@@ -322,13 +360,25 @@ def retrain_last_layer(
         images: Held-out images, normalised, [N, 3, H, W].
         labels: Their classes, [N].
         groups: Their groups, [N] or [N, k].
-        refits: Group-balanced subsets whose layers are averaged.
-        strengths: Values of C that are tried.
         seed: Of halves and subsets.
+
+    Returns:
+        Another `VisionModel`; the given one is unchanged.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-biased")
+        >>> data = sc.data.open_data("critters:balanced:test", limit=64)
+        >>> images = sc.background.read_images(model, data)
+        >>> groups = torch.tensor(images.groups)
+        >>> better = retrain_last_layer(model, images.images, images.labels, groups)
+        >>> better.n_classes
+        8
     """
     labels = checked_labels(model, images, labels)
-    fit = {"classes": model.n_classes, "refits": refits, "strengths": strengths, "seed": seed}
-    return with_last_layer(model, balanced_layer(features(model, images), labels, groups, **fit)[0])
+    seen, classes = features(model, images), model.n_classes
+    layer, _ = balanced_layer(seen, labels, groups, classes=classes, seed=seed)
+    return with_last_layer(model, layer)
 
 
 def _l1_logistic(

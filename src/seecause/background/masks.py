@@ -59,7 +59,6 @@ from seecause.background.images import (
     Masks,
     MaskSource,
     images_of,
-    logits_of,
     no_advance,
 )
 from seecause.data.dataset import IGNORE, Dataset
@@ -87,6 +86,10 @@ Grid = Annotated[int, Limit(lambda cells: cells >= 2, "at least 2 cells a side")
 DIGITS = 1e6
 BETAS = (0.9, 0.999)  # of Adam, which is written out: torch.optim.Adam rounds differently
 TOGETHER = 64  # images per cache file
+OWN_MAPS = (
+    "masks are the own maps of {}: a model that relies on the background marks the background; give"
+    " masks or another network"
+)
 SEARCHED = {"cuda": 128, "cpu": 32}  # images per search; on a GPU, fewer are not faster
 
 
@@ -113,6 +116,9 @@ def object_masks(
         progress: Called with the number of images that are finished.
         **options: Options of the attribution method, or of `discover_masks`.
 
+    Returns:
+        `Masks`, on pixels or on the model's patches.
+
     Raises:
         BadOption: If the data has no masks, or an option has no use with this source.
 
@@ -131,7 +137,11 @@ def object_masks(
         if options or method != "caap":
             unused = ", ".join([method, *options])
             raise BadOption("method", unused, "no value: given masks have no method")
-        return _given(data, source if isinstance(source, Tensor | Masks) else data.truth)
+        given = source if isinstance(source, Tensor | Masks) else data.truth
+        if given is None:
+            expected = "data with masks, or another network, such as masks='timm:NAME'"
+            raise BadOption("masks", f"given, and {data.name} has none", expected)
+        return data.with_masks(given).masks  # checks the shape
     if source == "discovered":
         found = discover_masks(model, data.images, cache=cache, progress=progress, **options)
         return replace(found, overlap=_overlap(found.hard, data.truth))
@@ -140,20 +150,6 @@ def object_masks(
     options = {"score": "logit", **options} if method == "caap" else options
     find(method, network.architecture).check(options)
     return _by_network(model, network, data, method, options, cache, progress)
-
-
-def _given(data: LabelledImages, masks: Tensor | Masks | None) -> Masks:
-    if masks is None:
-        expected = "data with masks, or another network, such as masks='timm:NAME'"
-        raise BadOption("masks", f"given, and {data.name} has none", expected)
-    found = data.with_masks(masks).masks  # checks the shape
-    assert found is not None
-    empty = len(found) - int(found.hard.flatten(1).any(dim=1).sum())
-    if not empty or found.kind != "given":
-        return found
-    note = f"{empty} of {len(found)} masks are empty: no object to transplant"
-    log.warning("%s", note)
-    return replace(found, notes=(note,))
 
 
 def _overlap(hard: Tensor, truth: Masks | None) -> Tensor | None:
@@ -193,10 +189,9 @@ def _by_network(
         asked = partial(network_maps, model, network, images, grid, method, options)
         parts.append(_kept(cache, network, facts, images, asked))
         progress(len(images))
-    maps, sure = (torch.cat([part[name] for part in parts]) for name in ("maps", "confidence"))
-    hard = otsu(maps.to(model.device))
+    hard = otsu(torch.cat(parts).to(model.device))
     same = network.module is model.module or network.weights_digest() == model.weights_digest()
-    notes = _doubts(model, network, same, float(sure.mean()))
+    notes = (OWN_MAPS.format(network.name),) if same else ()
     for note in notes:
         log.warning("%s", note)
     whose = "own maps of" if same else "maps of"
@@ -218,8 +213,8 @@ def network_maps(
     grid: tuple[int, int],
     method: str,
     options: dict[str, Any],
-) -> dict[str, Tensor]:
-    """A network's maps [n, gh, gw] of the model's images, and its confidence [n], on the CPU."""
+) -> Tensor:
+    """A network's maps [n, gh, gw] of the model's images, on the CPU."""
     frame = network.preprocess
     raw = wide(model.preprocess.raw(images)).clamp(0, 1)
     smooth: Any = {"mode": "bilinear", "antialias": True, "align_corners": False}
@@ -227,11 +222,9 @@ def network_maps(
         raw = F.interpolate(raw, frame.size, **smooth)
     seen = frame.normalise(raw).to(network.device, network.dtype)
     maps = wide(attribute(network, seen, method=method, **options).maps)[:, None]
-    logits = wide(logits_of(network, seen))
-    chances = logits.sigmoid() if network.sigmoid else logits.softmax(dim=1)
     if maps.shape[-2:] != grid:
         maps = F.interpolate(maps, grid, **smooth)
-    return {"maps": maps[:, 0].cpu(), "confidence": chances.amax(dim=1).cpu()}
+    return maps[:, 0].cpu()
 
 
 def _kept(
@@ -239,8 +232,8 @@ def _kept(
     model: ImageModel,
     facts: list[Any],
     images: Tensor,
-    compute: Callable[[], dict[str, Tensor]],
-) -> dict[str, Tensor]:
+    compute: Callable[[], Tensor],
+) -> Tensor:
     """The result of `compute` for some images, cached in a file of the folder `cache`. Its name is
     a digest of everything that decides the content: weights and gates of a model, options, pixels
     and software. A damaged file is written again."""
@@ -252,33 +245,15 @@ def _kept(
     facts += [pixels_digest(images), versions(), arithmetic()]
     file = Path(cache) / f"{digest_json(facts, length=32)}.safetensors"
     try:
-        return load_file(file)
+        return load_file(file)["masks"]
     except FileNotFoundError:
         pass
     except SafetensorError as damage:
         log.warning("%s is damaged and will be written again: %s", file, damage)
-    tensors = {name: value.cpu().contiguous() for name, value in compute().items()}
+    masks = compute().cpu().contiguous()
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(file, save(tensors))
-    return tensors
-
-
-def _doubts(
-    model: ImageModel, network: ImageModel, same: bool, confidence: float
-) -> tuple[str, ...]:
-    """Warnings about masks that a network found."""
-    if same:
-        return (
-            f"masks are the own maps of {network.name}: a model that relies on the background marks"
-            " the background; give masks or another network",
-        )
-    if not network.classes or not model.classes or {*network.classes} & {*model.classes}:
-        return ()
-    return (
-        f"{network.name} knows none of the {len(model.classes)} classes of {model.name}; its mean"
-        f" confidence in what it predicts instead is {confidence:.2f}. Check it on images"
-        " with masks",
-    )
+    write_atomic(file, save({"masks": masks}))
+    return masks
 
 
 def otsu(maps: Tensor) -> Tensor:
@@ -317,8 +292,8 @@ def discover_masks(
 ) -> Masks:
     """Find the pixels that preserve each prediction, by optimisation.
 
-    Defaults are the paper's, except that exactly `rho` of the pixels are kept (binarise="topk") and
-    that area and total variation are means.
+    Defaults are the paper's, except that exactly `rho` of the pixels are kept (the paper:
+    binarise="percentile") and that area and total variation are means (the paper: norms).
 
     Args:
         model: A classifier whose classes exclude each other.
@@ -334,6 +309,9 @@ def discover_masks(
         cache: A folder where masks are kept, by weights, pixels and options. A search that was
             stopped continues from there.
         progress: Called with the number of images that are finished.
+
+    Returns:
+        `Masks` on the pixels of the model's frame.
 
     Example:
         >>> import seecause as sc
@@ -351,11 +329,9 @@ def discover_masks(
 
     def run_chunk(a: int, b: int) -> Tensor:
         part = images[a:b]
-        found = _kept(
-            cache, model, [search], part, lambda: {"soft": _search(model, part, **search)}
-        )
+        found = _kept(cache, model, [search], part, lambda: _search(model, part, **search))
         progress(b - a)
-        return found["soft"].to(model.device)
+        return found.to(model.device)
 
     graph = (model.n_layers + 1) if isinstance(model, VisionModel) else 4  # for gradients
     most = SEARCHED["cuda" if images.is_cuda else "cpu"]

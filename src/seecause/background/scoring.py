@@ -8,7 +8,7 @@ image, and the selectors that these are compared with.
 
 A head with a positive CIGMA score made predictions depend on the background. The score alone can
 mislead: a head whose removal makes all predictions alike has BIG^(-h) = 0 and the highest score. So
-accuracy, NLL, entropy and (with `guard`) FIG without the head are measured too. The output of a
+accuracy, NLL and (with `guard`) FIG without the head are measured too. The output of a
 removed head is replaced by:
 
     zero       zeros (the paper)
@@ -229,7 +229,6 @@ class HeadExperiment:
         }
         if not sigmoid:
             log_p = log_probs(plain, self.temperature)
-            values["entropy"] = -(log_p.exp() * log_p).sum(dim=-1)
             for name, other in zip(self.views, erased, strict=True):
                 values[name] = jensen_shannon(log_p, log_probs(other, self.temperature))
         if self.response in ("prob", "logit"):
@@ -394,14 +393,24 @@ def cigma(
     guard: bool = True,
     temperature: Positive = 1.0,
     screen: Count | None = None,
+    floor: bool = True,
     seed: int = 0,
     progress: Advance = no_advance,
 ) -> HeadScores:
     """The decrease of the dependence on the background (BIG) when each head is removed, less the
     decrease of the dependence on the object (FIG).
 
-    Scores below the noise floor are 0, then the guard applies (`penalised`). With `screen`, only
-    the heads with the highest estimates are measured.
+    Args:
+        model: A vision transformer.
+        data: Images with masks, or with other versions for fill="swap".
+        fill: What replaces the background; the paper: "mean".
+        operator: Replacement of a removed head; the paper: "zero".
+        guard: Subtract what the object loses (`penalised`), after the floor; the paper: False.
+        temperature: Of the predictions that are compared.
+        screen: Measure 3 * screen heads with the highest estimates; the paper measures all: None.
+        floor: Scores below the noise of equal runs in other batches are 0; the paper: False.
+        seed: Draws donors and probes.
+        progress: Called with the number of (image, head) pairs that are finished.
     """
     complete = fill != "swap" or data.other_object is not None
     if not complete and guard:
@@ -412,8 +421,9 @@ def cigma(
     scores = find(model, data, **options)
     both = data if complete else replace(data, other_object=data.other_background)
     gains = information_gains(model, both, fill=fill, temperature=temperature)
-    small = scores.value.abs() < gains.noise_floor  # the error of JS does not average out
-    scores = replace(scores, value=scores.value.masked_fill(small, 0.0))
+    if floor:  # the error of JS does not average out
+        small = scores.value.abs() < gains.noise_floor
+        scores = replace(scores, value=scores.value.masked_fill(small, 0.0))
     scores = penalised(scores) if guard else scores
     source = "none" if fill == "swap" or data.masks is None else data.masks.kind
     about = {"masks": source, "guard": guard, "noise_floor": gains.noise_floor}
@@ -603,6 +613,24 @@ def mediated(
 
     It may exceed 1, since predictions need not move by the same path. NaN if the other versions
     change no prediction.
+
+    Args:
+        model: A vision transformer.
+        data: Images with `other_background`.
+        heads: Pairs (layer, head), both from 0.
+        temperature: Of the predictions that are compared.
+
+    Returns:
+        The share.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-biased")
+        >>> data = sc.data.open_data("critters:certified:test", limit=4)
+        >>> data = sc.background.read_images(model, data)
+        >>> heads = [(layer, head) for layer in range(6) for head in range(8)]
+        >>> 0 < sc.background.mediated(model, data, heads) < 2
+        True
     """
     images, others = _pair(model, data)
     gates = gates_without(model, heads).to(model.device)

@@ -8,9 +8,13 @@ Transplants put the object of image i on the background of image j:
 
 The patches that fill an erased region are drawn from the patches of j outside of it. If masks are
 as fine as the images, the object is cut by pixels, with soft edges. Every draw is a hash of (seed,
-i, number of the transplant): the first four of eight transplants are the four of `per_image=4`.
+image, number of the transplant): the first four of eight transplants are those of `per_image=4`.
 Images may be raw or normalised, because copying and mixing commute with normalisation. Transplants
 are rendered when they are indexed, so eight for each image take the memory of one batch.
+
+Images are told apart by their content (`content_keys`): neither the order of the images nor the
+names of their folders decides which are put together. Donors of an image are drawn without
+repeats as long as there are others. A cut whose mask is `refused` takes part in nothing.
 
 A test has versions of two kinds:
 
@@ -31,13 +35,16 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy import ndimage
 from torch import Tensor
 
 from seecause._random import bits, lattice
@@ -45,7 +52,7 @@ from seecause.background.images import LabelledImages, logits_of, on_pixels
 from seecause.background.last_layer import LastLayer, features
 from seecause.errors import BadOption
 from seecause.metrics.statistics import GroupAccuracy
-from seecause.models.base import ImageModel
+from seecause.models.base import ImageModel, content_keys
 from seecause.models.view import VisionModel
 from seecause.options import Count, Seed, checked
 
@@ -54,9 +61,13 @@ log = logging.getLogger(__name__)
 Donors = Literal["any", "same-class", "other-class"]
 SOFT = 1 / 150  # deviation of soft edges, as a share of the image's longer side
 FEWEST_PATCHES = 12  # patches per side of the fill grid, at least, if masks are of pixels
+REFUSALS = ("", "empty", "covering the image", "fragmented", "outlier")
+SMALLEST, LARGEST = 0.002, 0.95  # share of the image that a mask may cover
+FAR = 8.0  # robust standard deviations from which a cut is an outlier to the model
 FEWEST = 5  # minimum number of images of a cell in `worst_cell`; smaller cells are pooled
 AT_ONCE = 256  # versions rendered at once
 _DRAW, _FILL = 1, 2  # stream identifiers for the random hash
+_STEP, _KEY = 0x9E3779B1, (1 << 62) - 1  # an odd factor that tells summands apart; the bits of keys
 _VERSION = re.compile(r"~\d+(\.\w+)?$")  # the end of an id that tells versions of an image apart
 
 
@@ -71,7 +82,7 @@ class Versions:
     number: Tensor  # [M] number of the transplant among those of its image
     control: Tensor  # [M] bool: control versions, which show the effect of cutting alone
     seed: int = 0
-    memo: dict[str, Any] = field(default_factory=dict)  # features of the last model
+    memo: dict[str, Any] = field(default_factory=dict)  # features by model
 
     def __len__(self) -> int:
         return len(self.source)
@@ -87,12 +98,17 @@ class Versions:
             return torch.where(other, data.other_background[source], images)
         masks = data.masks.hard.to(source.device)
         holes = _erased_regions(masks[donor], data.size)
-        background = _filled(data.images[donor], holes, self.seed, source, self.number[rows])
+        drawn = self._keys[source] + _STEP * self.number[rows] & _KEY
+        background = _filled(data.images[donor], holes, self.seed, drawn)
         shapes = masks[source][:, None]
         if shapes.shape[-2:] == data.size:
             share = _softened(shapes.to(images.dtype))
             return share * images + (1 - share) * background
         return torch.where(on_pixels(shapes, data.size), images, background)
+
+    @cached_property
+    def _keys(self) -> Tensor:
+        return content_keys(self.data.images)
 
     @property
     def labels(self) -> Tensor:
@@ -104,17 +120,25 @@ class Versions:
         """[M] classes of the images whose background it is; of pairs, which version it is."""
         return self.donor if self.data.masks is None else self.data.need_labels()[self.donor]
 
-    def take(self, rows: Tensor) -> Versions:
-        """Some of the versions, not rendered."""
-        names = ("source", "donor", "number", "control")
-        return replace(self, **{name: getattr(self, name)[rows] for name in names}, memo={})
+    @property
+    def paired(self) -> bool:
+        """Whether these are versions of pairs, not transplants."""
+        return self.data.masks is None and self.data.other_background is not None
+
+    def clean(self, plain: Tensor, moved: Tensor) -> Tensor:
+        """The rows [n, ...] of plain images: of pairs, those of the second versions, which a mark
+        does not change."""
+        if not self.paired:
+            return plain
+        rows = (self.donor == 1).nonzero()[:, 0]
+        return moved[rows[self.source[rows].argsort(stable=True)].cpu()]
 
     def features(self, model: VisionModel) -> list[Tensor]:
         """Features of the last layer: of images [n, P] and of versions [M, P]."""
         key = model.fingerprint()
-        if self.memo.get("model") != key:
-            self.memo.update(model=key, features=self._over(features, model))
-        return self.memo["features"]
+        if key not in self.memo:
+            self.memo[key] = self._over(features, model)
+        return self.memo[key]
 
     def predict(self, model: ImageModel) -> Predictions:
         return Predictions(self, *self._over(logits_of, model))
@@ -127,8 +151,8 @@ class Versions:
         """`run(model, ...)` of images and of versions, on the CPU, `AT_ONCE` at a time."""
         rows = torch.arange(len(self), device=self.source.device).split(AT_ONCE)
         plain = [run(model, batch).cpu() for batch in self.data.images.split(AT_ONCE)]
-        moved = [run(model, self[each]).cpu() for each in rows]
-        return [torch.cat(plain), torch.cat(moved)]
+        moved = [run(model, self[each]).cpu() for each in rows if len(each)]
+        return [torch.cat(plain), torch.cat([plain[0][:0], *moved])]
 
 
 @checked
@@ -168,9 +192,14 @@ def transplant(
     masks, device = data.masks.hard, data.images.device
     objects = masks.flatten(1).any(dim=1) & ~masks.flatten(1).all(dim=1)
     grounds = ~_erased_regions(masks, data.size).flatten(1).all(dim=1)
+    if data.masks.refused is not None:
+        objects, grounds = (some & (data.masks.refused == 0) for some in (objects, grounds))
     # drawn on the CPU: a GPU would synchronise for each image
     classes = (data.need_labels() if classes is None else classes).cpu()
-    source, donor, number = _draw(classes, objects.cpu(), grounds.cpu(), per_image, donors, seed)
+    keys = content_keys(data.images).cpu()
+    source, donor, number = _draw(
+        classes, objects.cpu(), grounds.cpu(), keys, per_image, donors, seed
+    )
     if len(source) == 0:
         raise BadOption(
             "masks",
@@ -184,8 +213,8 @@ def transplant(
             *(skipped, len(data), donors),
         )
     control = torch.zeros(len(source), dtype=torch.bool)
-    drawn = (part.to(device) for part in (source, donor, number, control))
-    return Versions(data, *drawn, seed)
+    source, donor, number = source.to(device), donor.to(device), number.to(device)
+    return Versions(data, source, donor, number, control.to(device), seed)
 
 
 def versions_to_learn(data: LabelledImages, per_image: int, *, seed: int) -> Versions:
@@ -213,9 +242,10 @@ def versions_to_test(
     if torch.bincount(predicted).max() < 2:
         return moved
     same = transplant(data, donors="same-class", **options)
-    parts = ((moved.source, same.source), (moved.donor, same.donor), (moved.number, same.number))
-    control = torch.cat([moved.control, torch.ones_like(same.control)])
-    return Versions(data, *map(torch.cat, parts), control, seed)
+    same = replace(same, control=torch.ones_like(same.control))
+    names = ("source", "donor", "number", "control")
+    both: Any = {n: torch.cat([getattr(each, n) for each in (moved, same)]) for n in names}
+    return Versions(data, **both, seed=seed)
 
 
 def _pair_versions(data: LabelledImages, *which: int) -> Versions:
@@ -224,6 +254,48 @@ def _pair_versions(data: LabelledImages, *which: int) -> Versions:
     source = places.repeat(len(which))
     donor = torch.tensor(which, device=places.device).repeat_interleave(len(data))
     return Versions(data, source, donor, donor, torch.zeros_like(source, dtype=torch.bool))
+
+
+def check_cuts(model: ImageModel, data: LabelledImages) -> LabelledImages:
+    """The images with `refused` of their masks set, and a note that counts the refused ones.
+
+    A mask is refused if it is empty, covers the image, is in pieces of which none is half of it, or
+    if the object on any background is an outlier to the model: its features are farther from those
+    of every plain image than is usual for cuts, by `FAR` robust standard deviations.
+    """
+    masks = data.masks
+    assert masks is not None
+    reasons = torch.tensor([_broken(mask) for mask in masks.hard.cpu().numpy()], dtype=torch.long)
+    usable = reasons == 0
+    data = data.with_masks(replace(masks, refused=reasons.to(masks.hard.device)))
+    if int(usable.sum()) >= FEWEST:
+        run = features if isinstance(model, VisionModel) else logits_of
+        cuts = transplant(data, per_image=2)
+        plain, moved = (rows.double() for rows in cuts._over(run, model))
+        far = torch.cdist(moved, plain).amin(dim=1)
+        near = torch.full((len(data),), torch.inf, dtype=far.dtype)
+        near = near.scatter_reduce(0, cuts.source.cpu(), far, "amin")  # of two cuts the nearer
+        spread = 1.4826 * (far - far.median()).abs().median()
+        outlier = usable & near.isfinite() & (near > far.median() + FAR * spread)
+        reasons = torch.where(outlier, REFUSALS.index("outlier"), reasons)
+    if not (count := int((reasons > 0).sum())):
+        return data.with_masks(replace(masks, refused=None))
+    kinds = Counter(REFUSALS[reason] for reason in reasons.tolist() if reason)
+    note = f"{count} of {len(data)} cuts are refused and not counted: "
+    note += ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+    log.warning("%s", note)
+    notes = (*masks.notes, note)
+    return data.with_masks(replace(masks, refused=reasons.to(masks.hard.device), notes=notes))
+
+
+def _broken(mask: np.ndarray) -> int:
+    """Why a mask [h, w] is no cut, as an index of `REFUSALS`; 0 if it is one."""
+    share = float(mask.mean())
+    if share < SMALLEST or share > LARGEST:
+        return REFUSALS.index("empty" if share < SMALLEST else "covering the image")
+    pieces: Any = cast(Any, ndimage.label(mask, np.ones((3, 3))))[0]
+    largest = np.bincount(pieces[mask]).max()
+    return REFUSALS.index("fragmented") if 2 * largest < mask.sum() else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,6 +343,32 @@ class Predictions:
     def accuracy(self) -> float:
         return float(self.correct.double().mean())
 
+    @property
+    def other_accuracy(self) -> float:
+        """Accuracy on other backgrounds; of pairs, on the second versions."""
+        return float(self._correct_versions()[~self.versions.control.cpu()].double().mean())
+
+    def losses(self, before: Predictions) -> Tensor:
+        """[n] float64: what each plain image loses against `before`: 1 if its prediction was
+        correct and is no more, -1 the other way round. If labels are the model's own predictions,
+        the probability that it gave to the earlier prediction less that of the later one."""
+        plain, earlier = (each.versions.clean(each.plain, each.moved) for each in (self, before))
+        data = self.versions.data
+        if data.labels is None or data.own_labels:
+            share = earlier.double().softmax(dim=1)
+            kept = share.gather(1, plain.argmax(dim=1, keepdim=True))
+            return share.amax(dim=1) - kept[:, 0]
+        right = (logits.argmax(dim=1) == data.labels.cpu() for logits in (earlier, plain))
+        first, second = (correct.double() for correct in right)
+        return first - second
+
+    @cached_property
+    def draw_error(self) -> float:
+        """Standard error of extra flips by the draw of backgrounds alone, for these images."""
+        drawn = max(1, int(self.versions.number.max()))  # one less than the versions of a kind
+        shares = torch.stack(self.compared).nan_to_num()
+        return float((shares * (1 - shares) / drawn).sum().sqrt() / max(1, shares.shape[1]))
+
     @cached_property
     def compared(self) -> tuple[Tensor, Tensor]:
         """Shares of versions with another prediction, [m] each: on backgrounds of images that are
@@ -304,12 +402,11 @@ class Predictions:
     def numbers(self, *, groups: bool = False) -> dict[str, float]:
         """Numbers by name, for tables; NaN if the data does not allow them."""
         by_group = self.groups if groups else None
-        moved = self._correct_versions()[~self.versions.control.cpu()]
         return {
             "accuracy": self.accuracy,
             "flips": self.flips,
-            "flips, control": self.control_flips,
-            "transplants": float(moved.double().mean()),
+            "control flips": self.control_flips,
+            "other accuracy": self.other_accuracy,
             "transplant-worst": self.transplant_worst,
             "worst group": torch.nan if by_group is None else by_group.worst,
         }
@@ -383,9 +480,16 @@ def _patch(side: int) -> int:
 
 
 def _draw(
-    classes: Tensor, objects: Tensor, grounds: Tensor, per_image: int, donors: Donors, seed: int
+    classes: Tensor,
+    objects: Tensor,
+    grounds: Tensor,
+    keys: Tensor,
+    per_image: int,
+    donors: Donors,
+    seed: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Source, donor and number of every transplant, [M] each, image by image."""
+    """Source, donor and number of every transplant, [M] each, image by image: donors in the order
+    of a hash of both images."""
     numbers = torch.arange(per_image)
     sources, chosen = [numbers[:0]], [numbers[:0]]
     for place in objects.nonzero()[:, 0].tolist():
@@ -394,21 +498,21 @@ def _draw(
         pool = allowed[donors].nonzero()[:, 0]
         pool = pool[pool != place]
         if len(pool):
-            chance = bits(place + (numbers << 32), 4 * seed + _DRAW)
+            chance = bits(keys[pool] + _STEP * keys[place] & _KEY, 4 * seed + _DRAW)
             sources.append(torch.full_like(numbers, place))
-            chosen.append(pool[chance % len(pool)])
+            chosen.append(pool[chance.argsort(stable=True)[numbers % len(pool)]])
     return torch.cat(sources), torch.cat(chosen), numbers.repeat(len(sources) - 1)
 
 
-def _filled(images: Tensor, holes: Tensor, seed: int, source: Tensor, number: Tensor) -> Tensor:
+def _filled(images: Tensor, holes: Tensor, seed: int, drawn: Tensor) -> Tensor:
     """Backgrounds [m, 3, H, W] with `holes` [m, gh, gw] filled by other patches of the same
-    image."""
+    image, which `drawn` [m] chooses."""
     (rows, columns), height, width = holes.shape[1:], *images.shape[-2:]
     high, wide = height // rows, width // columns
     hole = holes.flatten(1)  # [m, P]
     free_first = hole.byte().argsort(dim=1, stable=True)
     free = (~hole).sum(dim=1, keepdim=True)
-    chance = lattice(source + (number << 32), 4 * seed + _FILL, rows, columns).flatten(1)
+    chance = lattice(drawn, 4 * seed + _FILL, rows, columns).flatten(1)
     rank = ((chance * 2**24).long() * free) >> 24  # whole numbers: nothing rounds up to `free`
     drawn = free_first.gather(1, rank)
     own = torch.arange(rows * columns, device=holes.device)
