@@ -1,8 +1,6 @@
 """A CUB folder with bright squares for birds: every key point sits at its own place of the square,
 which moves in a box that does not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

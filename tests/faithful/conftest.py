@@ -1,7 +1,5 @@
 """What tests of training share."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.faithful.runs import tiny_backbone, tiny_config, tiny_images

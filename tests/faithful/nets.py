@@ -1,7 +1,5 @@
 """Tiny iFAM networks whose parts share the image out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

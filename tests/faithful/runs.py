@@ -1,7 +1,5 @@
 """Tiny training runs: a backbone in a folder, images in class folders."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,8 +1,6 @@
 """What of the stage-2 loss reaches stage 1, and the kernel for sequences of different lengths:
 where there is one, and that it is given the same rows as attention image by image."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import pytest

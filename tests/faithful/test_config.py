@@ -1,7 +1,5 @@
 """Settings of a training run: their defaults, their kinds, and the files they come from."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -91,14 +89,14 @@ def test_defaults_are_the_papers():
     assert dataclasses.asdict(IFAMOptions()) == {
         "stages": 2, "gradient": "ste", "modulation": "joint", "orthogonality": "parts",
         "presence": "global", "eval_noise": False, "mask_noise": "own", "part_dropout": 0.3,
-        "part_dropout2": 0.3, "freeze": "stage1",
+        "part_dropout2": 0.3, "freeze": "stage1", "selects": "parts", "masking": "early",
     }  # fmt: skip
     weights = dataclasses.asdict(LossWeights())
     assert weights.pop("background") == 2 and set(weights.values()) == {1.0} and len(weights) == 7
     options = keyword_options(sc.faithful.evaluate, leave_out=("progress",))
     assert options == {
         "data": None, "intervention": "best", "quantiles": (0.97, 0.99), "by": "distance",
-        "calibration": None, "keypoints": True, "random_crops": False, "limit": None, "batch": 32,
+        "calibration": None, "keypoints": True, "limit": None, "batch": 32,
         "workers": 0,
     }  # fmt: skip
 

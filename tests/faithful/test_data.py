@@ -1,7 +1,5 @@
 """Splits of a dataset, its classes against a network's, and batches in a known order."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

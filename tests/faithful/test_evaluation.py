@@ -1,8 +1,6 @@
 """A trained network, the images it is tested on, and what is measured there: accuracies, the
 foreground, key points of birds, and interventions."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
@@ -13,13 +11,12 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.critters.world import CLASSES
 from seecause.data.batch import to_batch
-from seecause.data.dataset import IGNORE, Sample, open_data
+from seecause.data.dataset import IGNORE, open_data
 from seecause.errors import BadOption, DataMissing, UnknownName
 from seecause.faithful import Intervention, calibrate, evaluate, intervene, open_network
 from seecause.faithful.data import batches_of, open_split
 from seecause.faithful.evaluation import (
     Examination,
-    RandomCrops,
     TrainedNetwork,
     examine,
     example_parts,
@@ -241,49 +238,6 @@ def test_examples_are_named_by_their_place_and_class(birds, scenes):
     assert len(example_parts(many, limit=33)[1].images) == 33
 
 
-def strip(turned: bool = False, masked: bool = True) -> Sample:
-    """An image twice as wide as a square frame, or as high, whose object is at its end."""
-    image = torch.linspace(0, 1, 32).expand(3, 16, 32)
-    mask = torch.zeros(16, 32, dtype=torch.bool)
-    mask[4:12, 28:] = True
-    if turned:
-        image, mask = image.transpose(1, 2), mask.T
-    marked = {"box": (28.0, 4.0, 4.0, 8.0), "points": torch.ones(2, 3), "parts": mask.int()}
-    return Sample(image, 0, mask=mask if masked else None, **marked)
-
-
-def test_random_crops_hold_some_of_the_object():
-    """Halved to 8 x 16; the object is in columns 14 and 15, so a crop begins at column 7 or 8."""
-    seen = set()
-    for seed in range(30):
-        crop = RandomCrops([strip()], FRAME, seed)[0]
-        assert crop.image.shape == (3, 8, 8) and crop.mask.shape == (8, 8)
-        assert crop.box is crop.points is crop.parts is None  # their places have changed
-        step = torch.full((7,), 2 / 31)
-        assert_close(crop.image[0, 0].diff(), step, atol=0.02, rtol=0)  # shape and scale are kept
-        first = int(crop.mask.any(dim=0).nonzero()[0])
-        seen.add((first, round(float(crop.image[0, 0, 0]), 1)))
-        assert torch.equal(RandomCrops([strip()], FRAME, seed)[0].image, crop.image)
-    assert seen == {(7, 0.5), (6, 0.5)}
-    assert RandomCrops([strip(masked=False)], FRAME)[0].image.shape == (3, 16, 32)
-    for turned in (False, True):  # a frame that is not square
-        crop = RandomCrops([strip(turned)], replace(FRAME, size=(8, 12)), 3)[0]
-        assert crop.image.shape == (3, 8, 12) and crop.mask.shape == (8, 12) and crop.mask.any()
-
-
-@torch.no_grad()
-def test_miou_on_random_crops_is_another_number(scenes, birds):
-    net, data = scenes
-    network = TrainedNetwork("scenes", net, test="critters:balanced:test")
-    plain = evaluate(network, intervention=None, random_crops=True, limit=5).plain
-    crops = RandomCrops(data, net.preprocess)
-    assert plain["miou_public"] == pytest.approx(examine(net, crops).table()["miou"])
-    assert plain["miou_public"] != plain["miou"]
-    unmasked = TrainedNetwork("birds", bird_net(birds), test=f"cub:{birds}:test")
-    options = {"intervention": None, "keypoints": False, "limit": 2}
-    assert "miou_public" not in evaluate(unmasked, random_crops=True, **options).plain
-
-
 def slow(net, fit, test):
     """By the metric's own loop, with maps of the whole network."""
     model = sc.wrap(net)
@@ -317,19 +271,3 @@ def test_rejected_tokens_change_key_points_and_parts_left_out_do_not(birds):
     result = evaluate(network, intervention=Intervention((), 0.5), calibration=None)
     assert result.plain["keypoints"] == pytest.approx(plain["keypoints"])
     assert result.changed["keypoints"] != result.plain["keypoints"]
-
-
-def test_maps_that_follow_the_bird_find_its_points(birds):
-    """A net whose first part is what is bright: centres move with the square, so a linear map finds
-    every point on it."""
-    net, test = bird_net(birds), open_data(f"cub:{birds}")
-
-    def bright(images):
-        grey = net.preprocess.raw(images).mean(dim=1, keepdim=True)
-        light = torch.nn.functional.avg_pool2d(grey, 8) > 0.5
-        return torch.cat([light, 0 * light, 0 * light, ~light], dim=1).to(images.dtype)
-
-    fit = open_data(keypoint_fit_data(test.name))
-    blind = key_points(net, fit, test)["keypoints"]
-    net.maps = bright
-    assert key_points(net, fit, test)["keypoints"] < min(15, blind)

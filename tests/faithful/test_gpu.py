@@ -1,16 +1,14 @@
 """What only a GPU runs: the kernel for sequences of different lengths, and half precision there.
 Skipped elsewhere."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close
 
-from seecause.engine.graphs import without_graphs
 from seecause.faithful import intervene, stages
 from seecause.faithful.parts import Noise
 from tests.faithful.nets import random_images, tiny_net
+from tests.helpers import without_graphs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

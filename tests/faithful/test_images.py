@@ -1,8 +1,6 @@
 """Images: augmented in the right light and the same whenever they are asked for, and with parts
 in colour that show exactly what is seen."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np
@@ -93,6 +91,7 @@ def test_hidden_patches_are_dark_and_parts_have_their_colour():
     assert np.allclose(without[:96, 96:], 0.8 * 0.35, atol=3e-3) and np.array_equal(
         without[:, :96], shown[:, :96]
     )
+    assert part_image(image[:, :80, :80], maps()).size == (240, 240)  # at least 192, as promised
 
 
 def test_a_sheet_has_every_image_above_its_parts():

@@ -1,7 +1,5 @@
 """Parts and tokens taken out at test time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

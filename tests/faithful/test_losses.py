@@ -1,7 +1,5 @@
 """Each loss against its slow twin, and the values it must have by construction."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
 
@@ -16,7 +14,6 @@ from seecause.faithful.losses import (
     LossWeights,
     TrainingLosses,
     background_loss,
-    border,
     entropy_loss,
     equivariance_loss,
     objective,
@@ -43,16 +40,6 @@ def test_losses_equal_their_slow_twins(name):
     }[name]
     assert_close(fast(MAPS), getattr(reference, name)(MAPS), **EXACT)
     assert torch.autograd.gradcheck(fast, (MAPS.clone().requires_grad_(),), fast_mode=True)
-
-
-def test_the_border_counts():
-    m = border(5, 7, like=MAPS)
-    assert m[0, 0] == m[-1, -1] == m[0, -1] == 1 and abs(m[2, 3]) < 1e-12
-    assert_close(torch.stack([m[0, 3], m[2, 0]]), torch.full((2,), 0.5, dtype=torch.float64))
-    only_background = torch.zeros(2, 4, 5, 6, dtype=torch.float64)
-    only_background[:, -1] = 1
-    assert background_loss(only_background) == 0
-    assert background_loss(only_background.flip(1)) == 100
 
 
 def test_entropy_of_doubt_and_certainty():

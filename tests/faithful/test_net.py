@@ -1,7 +1,5 @@
 """The network against its slow twin, and the guarantee: what is not selected cannot matter."""
 
-from __future__ import annotations
-
 import pytest
 import timm
 import torch

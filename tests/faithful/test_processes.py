@@ -1,7 +1,5 @@
 """Two processes, as torchrun starts them, take the steps of one."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import socket
@@ -60,6 +58,18 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
         for name in set(ours) - {"seconds"}:
             assert float(theirs[name]) == pytest.approx(float(ours[name]), abs=1e-4), name
     assert (Path(one.out) / "epochs.csv").read_text() == (Path(two.out) / "epochs.csv").read_text()
+
+
+def test_a_process_takes_the_gpu_of_its_number_on_its_own_machine(monkeypatch):
+    for name, value in {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+    def no_gpu(device: torch.device) -> None:
+        raise RuntimeError(f"no {device} here")
+
+    monkeypatch.setattr(torch.cuda, "set_device", no_gpu)
+    with pytest.raises(RuntimeError, match="no cuda:1 here"), join_processes("cuda"):
+        pass
 
 
 def fine_tuned(out: Path, environment: dict[str, str]) -> None:

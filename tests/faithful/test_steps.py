@@ -1,8 +1,6 @@
 """One step of training, looked at from inside: rates, clipping, precision, passes that add up, and
 the average that follows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A training run in this process: what it writes, what it refuses, and what decides its weights."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

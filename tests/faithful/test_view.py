@@ -1,7 +1,5 @@
 """iFAM networks as views: every method works, and visibility goes where keys go."""
 
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import replace
@@ -83,20 +81,8 @@ def test_a_patch_that_is_hidden_in_its_image_causes_nothing_wherever_it_is_put()
     assert ((maps - plain).abs() > 1e-6)[~hidden].all()
 
 
-METHODS = [
-    "rollout",
-    "gae",
-    "t-attr",
-    "grad-cam",
-    "ixg",
-    "ixg+",
-    "libra-ixg+",
-    "atman",
-    "attcat",
-    "legrad",
-    "tis",
-]
-METHODS += ["integrated-gradients"]
+METHODS = ["rollout", "gae", "t-attr", "grad-cam", "ixg", "ixg+", "libra-ixg+", "atman", "attcat"]
+METHODS += ["legrad", "tis", "integrated-gradients"]
 
 
 # tis: hidden tokens are alike

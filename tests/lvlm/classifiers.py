@@ -1,7 +1,5 @@
 """Tiny vision-language models asked as classifiers, for tests."""
 
-from __future__ import annotations
-
 from functools import cache, partial
 
 import seecause as sc

@@ -1,7 +1,5 @@
 """Tiny models with a picture, a question and a bank, made once for all tests."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 

@@ -1,8 +1,6 @@
 """What heads do, rankings of heads and their curves: against the native attention and the native
 model with keys and values replaced."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close

@@ -1,7 +1,5 @@
 """The same numbers on a GPU: fused half-precision attention, padded blocks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

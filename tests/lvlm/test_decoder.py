@@ -1,8 +1,6 @@
 """Views of decoders: they compute what the native models compute, know where image tokens come
 from, and refuse what they cannot split."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -35,6 +33,7 @@ def test_a_view_equals_its_native_model(family):
     probes = verify(lvlm)
     assert [probe.name for probe in probes] == ["logits", "blocks", "attention"]
     assert max(probe.worst for probe in probes) < 1e-12
+    assert all(probe.compared for probe in probes)
     assert hooks(lvlm.decoder.native) == before
 
 

@@ -1,7 +1,5 @@
 """Edits that last through the native `generate`: equal to the engine, gone when the block ends."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from dataclasses import replace

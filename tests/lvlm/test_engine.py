@@ -1,8 +1,6 @@
 """The mask engine against the native model with keys and values literally replaced, and the
 identities of the definition."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -61,19 +59,6 @@ def test_the_careful_plain_way_has_the_same_numbers(family):
     assert_close(plain, careful @ here.engine.readouts[0], atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_float32_is_close_to_the_slow_twin(family):
-    here = scene(family, torch.float32)
-    twin = twin_of(here.lvlm, here.engine, here.pictures)
-    heads, text, image = (
-        some(1, 16),
-        some(1, here.engine.n_text, seed=1),
-        some(1, here.engine.n_image, seed=2),
-    )
-    slow = adjusted(twin.logits(heads[0].view(GRID), text[0], image[0]))
-    assert_close(here.engine.adjusted(heads, text, image)[0], slow, atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize("family", [*FAMILIES, *PREFIX_FAMILIES])
 def test_identities_of_the_definition(family):
     here = scene(family)
@@ -123,20 +108,6 @@ def test_a_mask_counts_alone():
         assert_close(small.evaluate(*shuffled), whole[order], atol=1e-10, rtol=0)
         alone = [None if mask is None else mask[5:6] for mask in given]
         assert_close(here.engine.evaluate(*alone), whole[5:6], atol=1e-10, rtol=0)
-
-
-def test_masks_that_agree_share_their_first_blocks(monkeypatch):
-    """Scans over single heads run fewer rows and give the same numbers."""
-    engine = scene("llava").engine
-    scan = ~torch.eye(16, dtype=torch.bool)
-    expected = torch.cat([engine.adjusted(mask[None]) for mask in scan])
-    rows = []
-    block = engine.lvlm.blocks[2]
-    inner = block.project
-    monkeypatch.setattr(block, "project", lambda x: rows.append(len(x)) or inner(x))
-    monkeypatch.setattr(engine, "block_size", 4)
-    assert_close(engine.adjusted(scan), expected, atol=1e-10, rtol=0)
-    assert sorted(rows) == [1, 1, 4, 4]  # heads of blocks 2 and 3 arrive here as one run
 
 
 def test_rows_that_run_once_are_those_of_the_masks_at_hand():

@@ -1,8 +1,6 @@
 """Families whose image tokens stand in other ways: views equal native models, masks equal literal
 replacement, edits last; the rest is refused by name."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

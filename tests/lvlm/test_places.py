@@ -1,8 +1,6 @@
 """Where image tokens come from, asked of the processors themselves: a spot is painted in a picture,
 and the views whose pixels move are those whose boxes hold it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

@@ -1,8 +1,6 @@
 """Prefix language models (PaliGemma): image tokens read the question, so averages belong to it; the
 rest is as in every family."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Prompts: what cannot be traced is refused in words."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

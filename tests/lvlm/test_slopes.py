@@ -1,8 +1,6 @@
 """Soft masks and their derivatives against the native model with soft gates, and what they tell of
 heads whose worth is known."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -98,7 +96,7 @@ def test_slopes_are_possible_in_inference_mode():
 def test_a_layer_that_loses_gradients_is_named_though_others_carry_some_around_it():
     """Slopes would be wrong without a word. The fit needs answers only."""
     engine = scene("llava").engine
-    engine._differentiable = False
+    engine.lvlm.memo.pop("passes gradients", None)
     layer = engine.lvlm.blocks[1].native.mlp.down_proj
     handle = layer.register_forward_hook(lambda module, args, out: out.detach())
     try:

@@ -1,9 +1,6 @@
 """One answer traced in full: text rows, image tokens, what is saved, and where image tokens lie."""
 
-from __future__ import annotations
-
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -189,28 +186,6 @@ def test_progress_is_told_of_every_masked_run():
         assert sum(told) == words.masked_runs(answer, masks=5) == 20
     finally:
         engine.progress = lambda done: None
-
-
-def test_concerns_are_about_heads_and_image_tokens(traced, monkeypatch):
-    engine = toy_engine()
-    monkeypatch.setattr(engine, "bank_images", 20)
-
-    def lines(heads, tokens):
-        parts = [SimpleNamespace(r2=r2, agreement=agreement) for r2, agreement in (heads, tokens)]
-        fields = vars(traced) | {"heads": parts[0], "tokens": SimpleNamespace(attribution=parts[1])}
-        return AnswerTrace(**fields).concerns()
-
-    assert lines((0.5, 0.8), (0.5, 0.8)) == []
-    low, few = lines((0.49, 0.9), (0.9, 0.79))
-    assert low.startswith("coefficients of heads predict masked answers badly (R2 0.49)")
-    assert few == "two halves of the masks agree by 0.79 about image tokens: use more masks"
-    assert len(lines((float("nan"), float("nan")), (0.9, 0.9))) == 2
-    monkeypatch.setattr(engine, "bank_images", 19)
-    monkeypatch.setattr(engine, "question", "What is the banana kiwi banana ?")
-    assert lines((0.9, 0.9), (0.9, 0.9)) == [
-        "the model has no token for banana, kiwi: it reads them as one word",
-        "19 calibration images make the average image: about a hundred are better",
-    ]
 
 
 def test_several_grids_make_one_map():

@@ -1,8 +1,6 @@
 """The view itself: its fingerprint notices a removed head, and its own answer ends where the model
 ends it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -31,19 +29,6 @@ def test_removing_any_head_changes_the_fingerprint():
                 weight.zero_()
                 assert lvlm.fingerprint() != whole, (block.name, head)
                 weight.copy_(kept)
-    assert lvlm.fingerprint() == whole
-
-
-def test_every_value_of_a_small_weight_changes_the_fingerprint():
-    native = tiny_lvlm("llava")
-    lvlm = wrap(native.module, native.processor, check=False)
-    whole, weight = lvlm.fingerprint(), lvlm.blocks[1].native.self_attn.o_proj.weight
-    assert weight.shape == (32, 32)
-    for place in range(0, 32 * 32, 41):
-        old = weight.view(-1)[place].clone()
-        weight.view(-1)[place] += 1
-        assert lvlm.fingerprint() != whole, place
-        weight.view(-1)[place] = old
     assert lvlm.fingerprint() == whole
 
 

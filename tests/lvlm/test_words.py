@@ -1,8 +1,6 @@
 """Every word of an answer in one run: equal to one word at a time, and right about which words come
 from the picture."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """A scrambled LLaVA that knows Critters' words, at a size for tests; as a folder on disk and ready
 to be asked."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

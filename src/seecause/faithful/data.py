@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -60,7 +61,8 @@ class PlanckianJitter(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         table = illuminants()
         red, green, blue = table[int(torch.randint(len(table), ()))].tolist()
-        light = image.new_tensor([red / green, 1.0, blue / green])
+        light = image.new_ones(len(image))  # a fourth channel is a mask
+        light[0], light[2] = red / green, blue / green
         return (image * light[:, None, None]).clamp(max=1)
 
 
@@ -128,10 +130,13 @@ def open_split(data: str, split: Split, *, limit: int | None = None) -> Dataset:
     """A split of a dataset that is named without one, such as `waterbirds:PATH`.
 
     A folder of images has the sub-folders train, val and test, or class folders only. Where a
-    release has no validation split, every tenth training image of each class validates.
+    release has no validation split, every tenth training image of each class validates; a name that
+    ends in `:trainval` (ImageNet: `:train`) trains on these, too.
     """
     kind, _, path = data.partition(":")
-    if kind == "folder" and (split == "test" or (Path(path) / "train").is_dir()):
+    if split == "train" and path.endswith((":trainval", ":train")):
+        opened = open_data(data, limit=limit)
+    elif kind == "folder" and (split == "test" or (Path(path) / "train").is_dir()):
         opened = open_data(f"folder:{Path(path) / split}", limit=limit)
     elif split == "test":
         whole = kind in {*_TEST_ONLY, "imagenet"}
@@ -177,15 +182,6 @@ def match_classes(net: IFAM, data: Dataset) -> tuple[Tensor, Tensor | None]:
     return torch.tensor([names.index(name) for name in data.classes]), None
 
 
-@dataclass(frozen=True)
-class _Frame:
-    """The attributes of a model that `to_batch` uses, for processes that read images."""
-
-    preprocess: Preprocess
-    device: torch.device = torch.device("cpu")  # noqa: RUF009
-    dtype: torch.dtype = torch.float32
-
-
 def batches_of(
     net: IFAM,
     data: Dataset,
@@ -201,7 +197,8 @@ def batches_of(
     """
     every = range(len(data)) if rows is None else rows
     keys = [list(every[start : start + batch]) for start in range(0, len(every), batch)]
-    collate = partial(_labelled_batch, _Frame(net.preprocess))
+    frame = SimpleNamespace(preprocess=net.preprocess, device="cpu", dtype=torch.float32)
+    collate = partial(_labelled_batch, frame)
     batches = read_batches(data, keys, collate, workers=workers, device=net.device)
     for images, labels, groups, masks in batches:
         images = images.to(net.device, net.dtype)
@@ -209,7 +206,7 @@ def batches_of(
         yield images, labels.to(net.device), groups, masks
 
 
-def _labelled_batch(frame: _Frame, samples: list[Any]) -> tuple[Tensor | None, ...]:
+def _labelled_batch(frame: Any, samples: list[Any]) -> tuple[Tensor | None, ...]:
     images, labels, masks = to_batch(frame, samples)
     if labels is None:
         raise BadOption("data", f"{samples[0].id} without a label", "a label for every image")
@@ -219,22 +216,30 @@ def _labelled_batch(frame: _Frame, samples: list[Any]) -> tuple[Tensor | None, .
 
 @dataclass
 class TrainingImages:
-    """Augmented, normalised images of an epoch, with label and index, for torch's DataLoader."""
+    """Augmented, normalised images of an epoch, with label and index, for torch's DataLoader. With
+    `masks`, a fourth channel is the object mask after the same augmentation."""
 
     data: Dataset
     kind: Augment
     frame: Preprocess
     seed: int
     epoch: int = 0
+    masks: bool = False
 
     def __post_init__(self) -> None:
         self.augment = augmentation(self.kind, self.frame)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int | None, int]:
         sample = self.data[index]
+        image = sample.image
+        if self.masks:
+            if sample.mask is None or self.kind == "imagenet":
+                raise BadOption("data", sample.id, "images with masks, and augment=birds or plain")
+            image = torch.cat([image, (sample.mask == 1).to(image)[None]])
         with seeded(self.seed, self.epoch, index):
-            image = self.augment(sample.image)
-        return self.frame.normalise(image[None])[0], sample.label, index
+            image = self.augment(image)
+        pixels = self.frame.normalise(image[None, :3])[0]
+        return torch.cat([pixels, image[3:]]), sample.label, index
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> Tensor:

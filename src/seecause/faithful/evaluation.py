@@ -15,19 +15,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
-from torchvision import tv_tensors
-from torchvision.transforms import v2
 from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 from torchvision.utils import make_grid
 
 from seecause.background.images import Progress, no_progress
-from seecause.data.dataset import IGNORE, Dataset, Sample, open_data, to_pil
+from seecause.data.dataset import Dataset, open_data, to_pil
 from seecause.data.shortcuts import MINORITY
 from seecause.errors import BadOption
 from seecause.faithful.data import (
@@ -35,7 +33,6 @@ from seecause.faithful.data import (
     batches_of,
     match_classes,
     open_split,
-    seeded,
 )
 from seecause.faithful.interventions import (
     Trial,
@@ -58,7 +55,6 @@ from seecause.metrics.annotations import (
     part_agreement,
 )
 from seecause.metrics.statistics import GroupAccuracy, auroc, group_accuracy, in9_right
-from seecause.models.preprocess import Preprocess
 
 CONFIG, BEST, EVALUATION = "config.json", "best", "evaluation.json"  # files of a training run
 MIXED_SAME, MIXED_RAND = ":mixed_same", ":mixed_rand"  # of ImageNet-9
@@ -142,9 +138,11 @@ def examine(
     batches = batches_of(net, data, batch=batch, rows=rows, workers=workers)
     with evaluating(net), torch.autocast(kind, dtype=autocast, enabled=autocast is not None):
         for images, labels, groups, masks in batches:
-            out, shared = net(images), Overlap()
+            given = masks is not None and net.options.selects == "given"
+            mask = net.on_patches((masks == 1).float()) if given else None
+            out, shared = net(images, mask=mask), Overlap()
             if masks is not None:
-                shared = overlap(foreground(out.maps, tuple(masks.shape[1:])), masks)
+                shared = overlap(foreground(out.maps, (masks.shape[1], masks.shape[2])), masks)
             labels = labels.cpu()
             examined.append(
                 Examination(
@@ -194,42 +192,12 @@ def key_points(net: IFAM, fit: Dataset, test: Dataset) -> dict[str, float]:
     return {"keypoints": keypoint_error(fitted, tested), "nmi": nmi, "ari": ari}
 
 
-class RandomCrops:
-    """A dataset of which each image with a mask is resized to cover the frame and cropped at random
-    until some of the object is inside, as iFAM's released code measures mIoU. A crop depends on
-    (seed, index) alone."""
-
-    def __init__(self, data: Dataset, frame: Preprocess, seed: int = 0):
-        self.data, self.size, self.seed = data, frame.size, seed
-        mode = v2.InterpolationMode[frame.filter.upper()]
-        self.resize = v2.Resize(min(frame.size), mode, antialias=True)
-        self.crop = v2.RandomCrop(frame.size, pad_if_needed=True)
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> Sample:
-        sample = self.data[index]
-        if sample.mask is None:
-            return sample
-        mask = tv_tensors.Mask(sample.mask.to(torch.uint8))
-        resized = self.resize(tv_tensors.Image(sample.image), mask)
-        with seeded(self.seed, 0, index):
-            for _ in range(100):  # a small object may be hard to hit
-                image, mask = self.crop(*resized)
-                if ((mask != 0) & (mask != IGNORE)).any():
-                    break
-        image = image.as_subclass(Tensor).clamp(0, 1)
-        mask = mask.as_subclass(Tensor).to(torch.int32)
-        return replace(sample, image=image, mask=mask, parts=None, box=None, points=None)
-
-
 def part_colours(parts: int) -> Tensor:
     """[K, 3] in [0, 1]; up to eight are distinct for colour-blind readers."""
     import matplotlib
     from matplotlib.colors import to_rgb
 
-    table = _COLOURS if parts <= len(_COLOURS) else matplotlib.colormaps["tab20"].colors
+    table = _COLOURS if parts <= len(_COLOURS) else cast(Any, matplotlib.colormaps["tab20"]).colors
     return torch.tensor([to_rgb(table[part % len(table)]) for part in range(parts)])
 
 
@@ -353,7 +321,6 @@ def evaluate(
     by: By = "distance",
     calibration: int | None = None,
     keypoints: bool = True,
-    random_crops: bool = False,
     limit: int | None = None,
     batch: int = 32,
     workers: int = 0,
@@ -373,7 +340,6 @@ def evaluate(
         by: What tokens are trusted by in "best": "distance" to the prototype or "dot" product.
         calibration: The number of training images for thresholds and key points; None: all.
         keypoints: Measure key points where the images have some.
-        random_crops: Also measure mIoU on random crops, as the released code does.
         limit: The number of test images, spread evenly; None: all.
         batch: Images at once.
         workers: Processes that read images.
@@ -390,31 +356,53 @@ def evaluate(
         >>> result.images, result.plain["average"]
         (16, 1.0)
     """
-    prove(network.net)
+    net = network.net
+    prove(net)
     images = network.images("test", limit) if data is None else open_data(data, limit=limit)
-    matched = match_classes(network.net, images)
+    matched, name = match_classes(net, images), images.name
     reading: dict[str, Any] = {"batch": batch, "workers": workers}
-    test = _Test(network, images, matched, reading, calibration, random_crops, progress)
+
+    def examined(data: Dataset) -> Examination:
+        with progress("examining", len(data)) as advance:
+            return examine(net, data, matched, advance=advance, **reading)
+
+    def numbers() -> dict[str, float]:
+        result = examined(images)
+        row = result.table() | result.public_worst(name)
+        if name.startswith("imagenet9:") and name.endswith(MIXED_RAND):
+            # the drop of accuracy on backgrounds of another class
+            same = open_data(name.removesuffix(MIXED_RAND) + MIXED_SAME, limit=len(images))
+            row["background_gap"] = examined(same).table()["average"] - row["average"]
+        return row
+
+    fit = keypoint_fit_data(name) if keypoints else None
+
+    def points() -> dict[str, float]:
+        return {} if fit is None else key_points(net, open_data(fit, limit=calibration), images)
+
     trials, chosen_on = (), None
+    if intervention == "best" and net.options.selects != "parts":
+        intervention = None  # a baseline has no parts to drop
     if intervention == "best":
-        test.calibrate(quantiles, by)
+        _calibrated(network, quantiles, by, calibration, progress, reading)
         val = network.images("val")
-        batches = partial(batches_of, network.net, val, **reading)
-        trials, chosen_on = try_interventions(network.net, batches, quantiles, by=by), val.name
+        batches = partial(batches_of, net, val, **reading)
+        trials, chosen_on = try_interventions(net, batches, quantiles, by=by), val.name
         auc = val[0].group is None and all(trial.auc is not None for trial in trials)
         intervention = best_of(trials, by="auc" if auc else "worst").intervention
     elif intervention is not None and intervention.quantile is not None:
-        test.calibrate([intervention.quantile], intervention.by)
+        _calibrated(
+            network, [intervention.quantile], intervention.by, calibration, progress, reading
+        )
     changed: dict[str, float] | None = None if intervention is None else {}
     if intervention:
-        with intervene(network.net, **asdict(intervention)):
+        with intervene(net, **asdict(intervention)):
             # parts dropped from the mask stay in the maps, where key points come from
-            rejects = keypoints and intervention.quantile is not None
-            changed = test.numbers() | (test.key_points() if rejects else {})
-    plain = test.numbers() | (test.key_points() if keypoints else {})
-    # a test of fewer images does not replace that of all
-    name = images.name if limit is None else f"{images.name} --limit {limit}"
+            changed = numbers() | ({} if intervention.quantile is None else points())
+    plain = numbers() | points()
     changed = None if changed is None else plain | changed
+    # a test of fewer images does not replace that of all
+    name = name if limit is None else f"{name} --limit {limit}"
     result = Evaluation(name, len(images), plain, changed, intervention, chosen_on, trials)
     if network.run is not None:
         path = network.run / EVALUATION
@@ -423,69 +411,38 @@ def evaluate(
     return result
 
 
-@dataclass(frozen=True)
-class _Test:
-    """The measures of a test, and its images."""
+def _calibrated(
+    network: TrainedNetwork,
+    quantiles: Sequence[float],
+    by: By,
+    limit: int | None,
+    progress: Progress,
+    reading: dict[str, Any],
+) -> None:
+    """Thresholds from training images, prepared as test images are.
 
-    network: TrainedNetwork
-    images: Dataset
-    matched: tuple[Tensor, Tensor | None]
-    reading: dict[str, Any]
-    calibration: int | None
-    random_crops: bool
-    progress: Progress
+    Thresholds of all training images are saved in RUN/best. A network without a run keeps the
+    thresholds that it was saved with.
+    """
+    net = network.net
+    known = [net.thresholds.get((quantile, by)) for quantile in quantiles]
+    if network.run is None and limit is None and None not in known:
+        return
+    data = network.images("train", limit)
+    if all(each is not None and each.images == len(data) for each in known):
+        return
+    with progress("calibrating", len(data)) as advance:
 
-    def _examine(self, what: str, data: Any) -> Examination:
-        with self.progress(what, len(data)) as advance:
-            return examine(self.network.net, data, self.matched, advance=advance, **self.reading)
-
-    def numbers(self) -> dict[str, float]:
-        """All numbers about these images."""
-        name = self.images.name
-        result = self._examine("examining", self.images)
-        row = result.table() | result.public_worst(name)
-        if self.random_crops and "miou" in row:
-            crops = RandomCrops(self.images, self.network.net.preprocess)
-            row["miou_public"] = self._examine("random crops", crops).table()["miou"]
-        if name.startswith("imagenet9:") and name.endswith(MIXED_RAND):
-            # the drop of accuracy on backgrounds of another class
-            same = open_data(name.removesuffix(MIXED_RAND) + MIXED_SAME, limit=len(self.images))
-            row["background_gap"] = self._examine("examining", same).table()["average"]
-            row["background_gap"] -= row["average"]
-        return row
-
-    def key_points(self) -> dict[str, float]:
-        """Key-point metrics; empty for images without key points."""
-        name = keypoint_fit_data(self.images.name)
-        if name is None:
-            return {}
-        fit = open_data(name, limit=self.calibration)
-        return key_points(self.network.net, fit, self.images)
-
-    def calibrate(self, quantiles: Sequence[float], by: By) -> None:
-        """Thresholds from training images, prepared as test images are.
-
-        Thresholds of all training images are saved in RUN/best. A network without a run keeps the
-        thresholds that it was saved with.
-        """
-        network, limit = self.network, self.calibration
-        known = [network.net.thresholds.get((quantile, by)) for quantile in quantiles]
-        if network.run is None and limit is None and None not in known:
-            return
-        data = network.images("train", limit)
-        if all(each is not None and each.images == len(data) for each in known):
-            return
-        calibrate(network.net, self._training_images(data), list(quantiles), by=by)
-        if limit is None and network.run is not None:
-            path = only_card(network.run / BEST)
-            thresholds = [asdict(each) for each in network.net.thresholds.values()]
-            write_json(path, {**read_json(path), "thresholds": thresholds})
-
-    def _training_images(self, data: Dataset) -> Iterator[Tensor]:
-        with self.progress("calibrating", len(data)) as advance:
-            for images, *_ in batches_of(self.network.net, data, **self.reading):
+        def counted() -> Iterator[Tensor]:
+            for images, *_ in batches_of(net, data, **reading):
                 yield images
                 advance(len(images))
+
+        calibrate(net, counted(), list(quantiles), by=by)
+    if limit is None and network.run is not None:
+        path = only_card(network.run / BEST)
+        thresholds = [asdict(each) for each in net.thresholds.values()]
+        write_json(path, {**read_json(path), "thresholds": thresholds})
 
 
 @dataclass(frozen=True, eq=False)
@@ -505,17 +462,26 @@ def part_examples(net: IFAM, images: Tensor, titles: Sequence[str]) -> PartExamp
     without = {}
     with evaluating(net):
         for part in range(net.parts):
-            with intervene(net, drop_parts=[part]):
+            with intervene(net, drop_parts=[part], quantile=net.intervention.quantile):
                 without[part] = net(images)
         return PartExamples(net, images, net(images), without, titles)
 
 
 def example_parts(
-    network: TrainedNetwork, *, data: str | None = None, limit: int = 12
+    network: TrainedNetwork,
+    *,
+    data: str | None = None,
+    limit: int = 12,
+    quantile: float | None = None,
 ) -> tuple[str, PartExamples]:
-    """The name of the dataset, and `limit` of its images, spread evenly."""
+    """The name of the dataset, and `limit` of its images, spread evenly, without the tokens that a
+    quantile of training tokens rejects."""
     images = network.images("test", limit) if data is None else open_data(data, limit=limit)
     pixels, labels, _, _ = next(batches_of(network.net, images, batch=len(images)))
     names = [images.classes[label] for label in labels.tolist()]
     titles = [f"{place}: {name}" for place, name in enumerate(names, start=1)]
-    return images.name, part_examples(network.net, pixels, titles)
+    if quantile is not None and (quantile, "distance") not in network.net.thresholds:
+        learned = batches_of(network.net, network.images("train"))
+        calibrate(network.net, (batch[0] for batch in learned), quantile)
+    with intervene(network.net, quantile=quantile):
+        return images.name, part_examples(network.net, pixels, titles)

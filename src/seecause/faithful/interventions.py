@@ -131,6 +131,8 @@ def intervene(
     if net.training:
         log.warning("this network is in training mode, where interventions have no effect")
     dropped = tuple(sorted({int(part) for part in drop_parts}))
+    if (dropped or quantile is not None) and net.options.selects != "parts":
+        raise BadOption("net", f"selects={net.options.selects!r}", "a network with parts")
     if dropped and not 0 <= dropped[0] <= dropped[-1] < net.parts:
         raise BadOption("drop_parts", list(drop_parts), f"parts 0-{net.parts - 1}")
     if quantile is not None and (quantile, by) not in net.thresholds:
@@ -168,7 +170,7 @@ def _apply(net: IFAM, intervention: Intervention) -> None:
 def prove(net: IFAM) -> list[Proof]:
     """The proofs that what is dropped, or hidden from stage 2, has no effect. The soft mask of an
     ablation hides nothing."""
-    if net.options.gradient == "soft":
+    if net.options.gradient == "soft" or net.options.selects != "parts":
         return []
     found = [once(net.graphs, "dropped parts", partial(_prove, net, _dropped))]
     if net.stage2 is not None:

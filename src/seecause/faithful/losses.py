@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.nn.functional import all_gather
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import affine
@@ -47,27 +47,28 @@ class LossWeights:
     orthogonality: float = 1.0
 
 
-class TrainingLosses(nn.Module):
-    """One training step's losses as one module: which DistributedDataParallel wraps and every
-    training loop calls."""
+@dataclass(frozen=True)
+class TrainingLosses:
+    """The losses of a network in one training step, which every training loop calls."""
 
-    def __init__(self, net: IFAM, weights: LossWeights | None = None):
-        super().__init__()
-        self.net = net
-        self.weights = weights or LossWeights()
+    net: IFAM
+    weights: LossWeights = LossWeights()
 
-    def forward(
+    def __call__(
         self, images: Tensor, labels: Tensor, ids: Tensor, seed: int, step: int
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        """The total, every loss by name (for the log, without gradient), and logits [B, C].
+        """The total, every loss by name (for the log, without gradient), and logits [B, C]. A
+        fourth channel of the images is a given mask.
 
         Noise and dropped parts are keyed by (seed, step, sample id), the affine map by (seed,
         step): the same in any process, batch or resumed run.
         """
-        size = (images.shape[-2], images.shape[-1])
+        size, mask = (images.shape[-2], images.shape[-1]), None
+        if images.shape[1] > 3:
+            images, mask = images[:, :3], self.net.on_patches(images[:, 3])
         moved = Affine.draw(seed, step, size) if self.weights.equivariance else None
         warped = None if moved is None else moved.warp(images)
-        out = self.net(images, noise=Noise(seed, step, ids), warped=warped)
+        out = self.net(images, noise=Noise(seed, step, ids), warped=warped, mask=mask)
         # maps are float32 already, and CUDA refuses binary cross entropy in half precision
         with torch.autocast(images.device.type, enabled=False):
             losses = objective(self.net, out, labels, size=size, moved=moved, weights=self.weights)
@@ -86,6 +87,9 @@ def objective(
 ) -> dict[str, Tensor]:
     """Every loss by name, unweighted, and their weighted `total`. `moved` is the affine map
     that was applied to the images of `out.warped_maps`."""
+    if net.options.selects != "parts":  # a baseline
+        classes = F.cross_entropy(wide(out.logits), labels)
+        return {"class2": classes, "total": classes}
     weights, embeddings, form = weights or LossWeights(), out.embeddings, net.options.orthogonality
     if form == "prototypes":  # treated as the parts of one image
         embeddings = wide(net.stage1.prototypes).T[None]  # [1, D, K + 1]
@@ -183,25 +187,16 @@ class Affine:
 
     def warp(self, images: Tensor) -> Tensor:
         """Images [B, 3, H, W], bilinear; what comes from outside is 0, the mean colour."""
-        return _moved(images, self.angle, self.shift, self.scale, InterpolationMode.BILINEAR)
+        moved = [*self.shift], self.scale, [0.0, 0.0], InterpolationMode.BILINEAR
+        return affine(images, self.angle, *moved)
 
     def unwarp(self, maps: Tensor, size: tuple[int, int]) -> Tensor:
         """Maps [B, K, gh, gw] of a warped image of `size` pixels, brought back in two
         nearest-neighbour steps."""
-        across = -self.shift[0] * maps.shape[3] / size[1]
-        down = -self.shift[1] * maps.shape[2] / size[0]
-        maps = _moved(maps, 0.0, (across, down), 1.0, InterpolationMode.NEAREST)
-        return _moved(maps, -self.angle, (0, 0), 1 / self.scale, InterpolationMode.NEAREST)
-
-
-def _moved(
-    images: Tensor,
-    angle: float,
-    shift: tuple[float, float],
-    scale: float,
-    how: InterpolationMode,
-) -> Tensor:
-    return affine(images, angle, list(shift), scale, [0.0, 0.0], interpolation=how)  # type: ignore[arg-type]
+        rows, columns = maps.shape[2:]
+        back: Any = [-self.shift[0] * columns / size[1], -self.shift[1] * rows / size[0]]
+        maps = affine(maps, 0.0, back, 1.0, [0.0, 0.0])
+        return affine(maps, -self.angle, [0, 0], 1 / self.scale, [0.0, 0.0])
 
 
 def equivariance_loss(

@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from seecause.engine.graphs import ModuleOwner, captured
-from seecause.errors import BadOption
+from seecause.errors import BadOption, NotDefined
 from seecause.faithful.parts import (
     Assignment,
     IFAMOutput,
@@ -35,9 +36,7 @@ from seecause.faithful.parts import (
     Purpose,
     Selection,
     mean_vote,
-    part_embeddings,
     part_logits,
-    part_maps,
     reject_far,
     reject_unlike,
     select,
@@ -48,6 +47,7 @@ from seecause.faithful.stages import (
     Gradient,
     MaskedStage,
     PartStage,
+    found_objects,
     has_kernel,
     one_stage_parts,
     packed_places,
@@ -59,6 +59,7 @@ from seecause.faithful.stages import (
 )
 from seecause.files import write_json
 from seecause.loading import Source, build_native, fill, saved
+from seecause.models.block import wide
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
 from seecause.options import Fraction, Limit, check_options
@@ -86,7 +87,11 @@ class IFAMOptions:
         part_dropout: Probability that a part has no vote in a training step.
         part_dropout2: Probability that a part is dropped from the mask in a training step.
         freeze: "stage1" trains special tokens and positions of its backbone only, "both" also of
-            stage 2's backbone, "none" trains everything.
+            stage 2's backbone, "none" trains everything, "all" classifiers and prototypes only.
+        selects: What stage 2 reads: "parts" of stage 1, or, for baselines, "all" patches, object
+            masks that are "given" with the images, or masks "found" without labels.
+        masking: "early" hides the other patches from stage 2, "late" takes the mean of its last
+            tokens in the mask, which have seen the whole image (a baseline).
     """
 
     stages: Literal[1, 2] = 2
@@ -98,7 +103,9 @@ class IFAMOptions:
     mask_noise: Literal["own", "maps"] = "own"
     part_dropout: Annotated[float, Limit(lambda p: 0 <= p < 1, "a share in [0, 1)")] = 0.3
     part_dropout2: Fraction = 0.3
-    freeze: Literal["stage1", "both", "none"] = "stage1"
+    freeze: Literal["stage1", "both", "none", "all"] = "stage1"
+    selects: Literal["parts", "all", "given", "found"] = "parts"
+    masking: Literal["early", "late"] = "early"
 
 
 @dataclass(frozen=True)
@@ -183,6 +190,9 @@ class IFAM(nn.Module):
             self.stage1.tower.freeze()
         if self.options.freeze == "both" and self.stage2 is not None:
             self.stage2.tower.freeze()
+        for stage in (self.stage1, self.stage2) if self.options.freeze == "all" else ():
+            if stage is not None:
+                stage.tower.requires_grad_(False)
         view = self.stage1.tower.parts
         self.preprocess: Any = preprocess or view.preprocess  # None where nothing defines it
         if self.preprocess is not None and view.fixed_size and view.size is not None:
@@ -231,12 +241,14 @@ class IFAM(nn.Module):
             warped: Other images [B, 3, H, W] whose `warped_maps` are wanted, for the equivariance
                 loss.
             mask: Patches [B, gh, gw] (bool) that replace the selection.
-            packed: Whether stage 2 runs on selected tokens only. By default it does in eval mode
+            packed: Whether stage 2 runs on selected tokens only, By default it does in eval mode
                 where that is faster.
         """
         grid = self.stage1.tower.layout(images).grid
         if mask is not None and self.stage2 is None:
             raise BadOption("mask", "given", "None: PDiscoFormer has no stage that reads a mask")
+        if self.options.selects != "parts":
+            return self._without_parts(images, mask)
         noise = self.noise_for(images, noise)
         warped_maps, logits = None, None
         packs = self._packs(packed, constant=mask is not None)
@@ -293,6 +305,29 @@ class IFAM(nn.Module):
         logits = (self.stage2.filled(images, *rows[:2]),) if predict else ()
         return *seen, *rows, *logits
 
+    def _without_parts(self, images: Tensor, mask: Tensor | None) -> IFAMOutput:
+        """A baseline that reads a mask [B, gh, gw], which is its only part."""
+        stage, grid = self.stage2, self.stage1.tower.layout(images).grid
+        if stage is None or (mask is None and self.options.selects == "given"):
+            raise BadOption("selects", self.options.selects, "stages=2, and images with masks")
+        if mask is None:
+            mask = torch.ones(len(images), *grid, dtype=torch.bool, device=images.device)
+        if self.options.selects == "found":
+            mask = found_objects(self.stage1.tower, images)
+        flat = mask.flatten(1)
+        if self.options.masking == "early":
+            logits = stage.masked(images, reads_only(visible_tokens(flat, stage.prefix)))
+        else:
+            logits = stage.late(images, flat)
+        maps, votes = torch.stack([mask, ~mask], dim=1).float(), logits.float()[..., None]
+        empty = maps.new_zeros(len(maps), self.stage1.tower.width, 2)
+        return IFAMOutput(logits, maps, mask, maps, empty, votes, maps, maps)
+
+    def on_patches(self, masks: Tensor) -> Tensor:
+        """Patches [B, gh, gw] (bool) that masks [B, H, W] in [0, 1] cover by half or more."""
+        grid = self.stage1.tower.layout(masks[:, None]).grid
+        return F.adaptive_avg_pool2d(masks[:, None], grid)[:, 0] >= 0.5
+
     def discover(
         self, features: Tensor, noise: Noise | None
     ) -> tuple[Assignment, Tensor, Tensor, Tensor]:
@@ -301,7 +336,8 @@ class IFAM(nn.Module):
         differences of distances decide."""
         with torch.autocast(features.device.type, enabled=False):
             assigned, maps = self.assign(features, noise)
-            embeddings = self.stage1.modulation(part_embeddings(maps, features))
+            means = (maps @ wide(features)).transpose(1, 2) / features.shape[1]  # [B, D, K + 1]
+            embeddings = self.stage1.modulation(means)
             return assigned, maps, embeddings, self.votes(embeddings, noise)
 
     @torch.no_grad()
@@ -328,7 +364,7 @@ class IFAM(nn.Module):
         limited = not self.training and self.intervention.quantile is not None
         by = self.intervention.by if limited else None
         logits = reject_unlike(assigned, self.limits) if by == "dot" else -assigned.distances
-        maps = part_maps(logits, None if noise is None else noise.gumbel(purpose, logits))
+        maps = (logits if noise is None else logits + noise.gumbel(purpose, logits)).softmax(dim=1)
         if by == "distance":
             maps = reject_far(maps, assigned, self.limits)
         return assigned, maps
@@ -393,6 +429,8 @@ class IFAM(nn.Module):
         """How `sc.wrap` splits this module, which must be in eval mode."""
         from seecause.faithful.interventions import prove
 
+        if self.options.selects != "parts":
+            raise NotDefined("a view of a baseline", "it has no parts", "Use selects='parts'")
         parts = one_stage_parts(self) if self.stage2 is None else two_stage_parts(self)
         prove(self)
         return parts
@@ -407,7 +445,7 @@ class IFAM(nn.Module):
         if self.intervention and not self.training:
             return select_without(maps, self.removed)
         if noise is not None and self.options.mask_noise == "own":  # independent draws
-            maps = part_maps(-assigned.distances, noise.gumbel(Purpose.MASK, maps))
+            maps = (noise.gumbel(Purpose.MASK, maps) - assigned.distances).softmax(dim=1)
         share, kept = self.options.part_dropout2, None
         if self.training and share > 0 and noise is not None:
             kept = noise.kept(Purpose.DROP_MASK, self.parts, share, maps)

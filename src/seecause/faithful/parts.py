@@ -23,7 +23,6 @@ not change the result.
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -38,27 +37,6 @@ from seecause.errors import BadOption
 from seecause.models.block import wide, wide_dtype
 
 TIE = 1e-5  # tolerance relative to |z|^2 + |p|^2, the scale of rounding errors of distances
-
-
-def dot_products(features: Tensor, prototypes: Tensor) -> Tensor:
-    """Patch features z [B, N, D] against prototypes p [K + 1, D] -> z.p [B, K + 1, N]."""
-    return wide(prototypes) @ wide(features).transpose(1, 2)
-
-
-def distances(features: Tensor, prototypes: Tensor, dots: Tensor) -> Tensor:
-    """|z - p_k|^2 [B, K + 1, N], from dot products that are known already."""
-    squares, own = (wide(each).square().sum(dim=-1) for each in (features, prototypes))
-    return squares[:, None] - 2 * dots + own[:, None]
-
-
-def part_maps(logits: Tensor, noise: Tensor | None = None) -> Tensor:
-    """Soft assignment A [B, K + 1, N] of every patch; sums to 1 over parts."""
-    return torch.softmax(logits if noise is None else logits + noise, dim=1)
-
-
-def part_embeddings(maps: Tensor, features: Tensor) -> Tensor:
-    """v [B, D, K + 1]: the mean over all patches of A_k z, not divided by the part's area."""
-    return (maps @ wide(features)).transpose(1, 2) / features.shape[1]
 
 
 def part_logits(
@@ -98,12 +76,6 @@ class Modulation(nn.Module):
             return F.layer_norm(embeddings, tuple(weight.shape), weight, bias, self.eps)
         normalised = F.layer_norm(embeddings.transpose(1, 2), weight.shape[:1], eps=self.eps)
         return normalised.transpose(1, 2) * weight + bias
-
-
-def new_prototypes(parts: int, width: int) -> nn.Parameter:
-    """K + 1 prototypes, drawn as a 1 x 1 convolution's weights are."""
-    bound = 1 / math.sqrt(width)
-    return nn.Parameter(torch.empty(parts + 1, width).uniform_(-bound, bound))
 
 
 class Assignment(NamedTuple):

@@ -32,12 +32,14 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from seecause.background.masks import otsu
 from seecause.engine.attend import Groups
 from seecause.engine.chunks import fit
 from seecause.engine.graphs import ModuleOwner, captured
+from seecause.engine.trace import probabilities
 from seecause.engine.walk import walk
 from seecause.errors import NotDefined, UnsupportedModel
-from seecause.faithful.parts import Assignment, Modulation, distances, dot_products, new_prototypes
+from seecause.faithful.parts import Assignment, Modulation
 from seecause.models.block import TokenLayout, chain, fused, hiding, wide
 from seecause.models.parts import Parts, find_parts
 from seecause.models.transformers import tower_of
@@ -220,41 +222,6 @@ class Backbone(nn.Module):
         """Patch tokens after the final norm, [B, N, D], by the module's own forward."""
         return self.parts.native_tokens(images)[:, self.layout(images).patches]
 
-    def embed_rows(self, images: Tensor, places: Tensor) -> Tensor:
-        """Tokens `places` [R] of concatenated images, as they enter the first block: [R, D].
-        Other patches cost nothing where a token is an affine function of its own pixels."""
-        projection = self._projection if len(places) > _FEW else None
-        if projection is None:
-            return self.parts.embed(images).flatten(0, 1)[places]
-        return self._affine_rows(projection, images, places)
-
-    def _affine_rows(self, projection: nn.Conv2d, images: Tensor, places: Tensor) -> Tensor:
-        """The tokens of a black image, plus weights times pixels."""
-        layout, (high, wide) = self.layout(images), self.parts.patch
-        black = self.parts.embed(torch.zeros_like(images[:1]))[0]  # [T, D]
-        pixels = images.unflatten(3, (-1, wide)).unflatten(2, (-1, high))
-        pixels = pixels.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # [B, N, 3 high wide]
-        pixels = F.pad(pixels, (0, 0, layout.prefix, 0)).flatten(0, 1)[places]
-        weight = projection.weight.flatten(1)  # [D, 3 high wide]
-        return black[places % layout.tokens] + pixels @ weight.T
-
-    @cached_property
-    @torch.no_grad()
-    def _projection(self) -> nn.Conv2d | None:
-        """The only convolution of patches, if with its weights `_affine_rows` gives what the module
-        gives for a patterned image."""
-        parts, modules = self.parts, self.native.modules()
-        convolutions = [module for module in modules if isinstance(module, nn.Conv2d)]
-        convolutions = [c for c in convolutions if c.kernel_size == c.stride == parts.patch]
-        if len(convolutions) != 1:
-            return None
-        weight, (height, width) = convolutions[0].weight, parts.size or parts.patch
-        waves = (1.618 * torch.arange(3 * height * width)).sin().to(weight)
-        native = parts.embed(waves.view(1, 3, height, width))[0]
-        every = torch.arange(len(native), device=weight.device)
-        ours = self._affine_rows(convolutions[0], waves.view(1, 3, height, width), every)
-        return convolutions[0] if (ours - native).abs().max() < 0.02 * native.abs().max() else None
-
     def freeze(self) -> None:
         """Only special tokens and positions stay trainable."""
         for name, parameter in self.native.named_parameters():
@@ -273,7 +240,9 @@ class PartStage(nn.Module):
     def __init__(self, backbone: nn.Module, *, parts: int, classes: int, joint: bool):
         super().__init__()
         self.tower = Backbone(backbone)
-        self.prototypes = new_prototypes(parts, self.tower.width)
+        bound = self.tower.width**-0.5  # as a 1 x 1 convolution's weights
+        prototypes = torch.empty(parts + 1, self.tower.width).uniform_(-bound, bound)
+        self.prototypes = nn.Parameter(prototypes)
         self.modulation = Modulation(self.tower.width, parts + 1, joint=joint)
         self.classifier = _classifier(self.tower.width, classes)
 
@@ -281,8 +250,10 @@ class PartStage(nn.Module):
         """Patch features [B, N, D] against every prototype, never in half precision, because small
         differences of distances decide."""
         with torch.autocast(features.device.type, enabled=False):
-            dots = dot_products(features, self.prototypes)
-            return Assignment(dots, distances(features, self.prototypes, dots))
+            z, p = wide(features), wide(self.prototypes)
+            squares, own = (each.square().sum(dim=-1) for each in (z, p))
+            dots = p @ z.transpose(1, 2)  # [B, K + 1, N]
+            return Assignment(dots, squares[:, None] - 2 * dots + own[:, None])
 
 
 class MaskedStage(nn.Module):
@@ -321,6 +292,13 @@ class MaskedStage(nn.Module):
         index = cast(int, self.tower.layout(images).class_index)
         return self.read(self.tokens(images, attend)[:, index])
 
+    def late(self, images: Tensor, mask: Tensor) -> Tensor:
+        """Logits [B, C] of the mean of the last tokens of patches [B, N] (bool), which have seen
+        the whole image (iFAM, Eq. 2)."""
+        share = mask.double() / mask.sum(dim=1, keepdim=True).clamp(min=1)
+        tokens = self.tower.features(images)  # [B, N, D]
+        return self.head(self.fc_norm(torch.einsum("bn,bnd->bd", share.to(tokens), tokens)))
+
     def packed(self, images: Tensor, places: Tensor, sizes: Tensor, total: Tensor) -> Tensor:
         """Logits [B, C] of a run on visible tokens alone, the rows of all images end to end, from
         their `packed_places`. Equal to the masked run, whatever else is in the batch."""
@@ -345,7 +323,7 @@ class MaskedStage(nn.Module):
         rest = len(places) - sizes.sum(dim=0, keepdim=True)
         bound = max(layout.tokens, min(_FEW, len(places)))
         groups = Groups(torch.cat([sizes, rest]), images.device, bound=bound)
-        rows = self.tower.embed_rows(images, places)  # [R, D]
+        rows = self.tower.parts.embed(images).flatten(0, 1)[places]  # [R, D]
         at = layout.at(rows.device).take(places % layout.tokens)
         class_rows = groups.starts[: len(images)].long() + cast(int, layout.class_index)
         attend, last = reads_packed(groups), len(self.tower.parts.blocks) - 1
@@ -359,6 +337,24 @@ class MaskedStage(nn.Module):
     def read(self, rows: Tensor) -> Tensor:
         """Class rows [B, D] of the last block -> logits."""
         return self.head(self.fc_norm(self.tower.parts.norm(rows[:, None])[:, 0]))
+
+
+@torch.no_grad()
+def found_objects(tower: Backbone, images: Tensor) -> Tensor:
+    """Objects without labels [B, gh, gw] (bool), after FOUND (Simeoni et al., CVPR 2023): the patch
+    that the class token attends to least is background, and so are those with keys like its keys in
+    the last block. Otsu's threshold divides them, and FOUND's second, learned step is left out."""
+    layout, blocks = tower.layout(images), tower.parts.blocks
+    at = layout.at(images.device)
+    h = walk(tower.parts, tower.parts.embed(images), at, stop=len(blocks) - 1).end()
+    step = next(iter(walk(tower.parts, h, at, start=len(blocks) - 1)))
+    keys = F.normalize(step.k[:, :, layout.patches].transpose(1, 2).flatten(2).float(), dim=-1)
+    step.take([cast(int, layout.class_index)])
+    seen = probabilities(step)[:, :, 0, layout.patches].mean(dim=1)  # [B, N]
+    least, each = seen.argmin(dim=1), torch.arange(len(keys), device=keys.device)
+    seed = keys[each, least]  # [B, D]
+    alike = torch.einsum("bnd,bd->bn", keys, seed)
+    return ~otsu(alike.unflatten(1, layout.grid))
 
 
 def is_token(name: str) -> bool:

@@ -15,7 +15,6 @@ RUN/evaluation.json  the results of `faithful evaluate`, by dataset
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
 import json
@@ -32,7 +31,6 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import default_collate
 
 from seecause.data.dataset import open_data
@@ -312,6 +310,7 @@ class Run:
             raise BadOption("val", self.val.name, expected)
         self.net = new_net(config, images.classes).to(processes.device).train()
         self.data = TrainingImages(images, config.augment, self.net.preprocess, config.seed)
+        self.data.masks = self.net.options.selects == "given"
         shares = config.accumulate * processes.world
         if config.batch % shares or config.batch > len(images):
             passes = f"{processes.world} processes of {config.accumulate} passes"
@@ -320,18 +319,21 @@ class Run:
         self.epoch_steps = len(images) // config.batch
         self.steps = self.epoch_steps * config.epochs
         self.optimizer = new_optimizer(config, self.net, self.steps)
-        self.precision = autocast_dtype(config.precision, processes.device)
-        self.ema = _average(self.net) if config.ema else None
+        precision, cuda = config.precision, processes.device.type == "cuda"
+        if precision == "auto":
+            native = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+            precision = "bfloat16" if native else "float32"
+        self.precision: torch.dtype = getattr(torch, precision)
+        self.ema: Any = None
+        if config.ema:
+            from timm.utils import ModelEmaV3
+
+            # decay min(0.9999, 1 - (1 + t)^(-2/3)); the first update copies
+            self.ema = ModelEmaV3(self.net, decay=0.9999, use_warmup=True)
         self.position = Position()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._restore()
-        self.losses: nn.Module = TrainingLosses(self.net, LossWeights(**config.losses))
-        if processes.world > 1:
-            # a loss of weight 0 may leave parameters without a gradient
-            unused = not all(dataclasses.asdict(LossWeights(**config.losses)).values())
-            self.losses = DistributedDataParallel(
-                self.losses, broadcast_buffers=False, find_unused_parameters=unused
-            )
+        self.losses = TrainingLosses(self.net, LossWeights(**config.losses))
         processes.gather(None)  # all have read the snapshot before the first writes
         if processes.first:
             write_json(self.folder / CONFIG, dataclasses.asdict(config))
@@ -386,16 +388,13 @@ class Run:
         """One step of the optimiser, over `accumulate` passes; returns the losses of each."""
         device, step, every = self.processes.device, self.position.step, []
         low = self.precision is not torch.float32
-        for turn, batch in enumerate(passes, start=1):
+        for batch in passes:
             images, labels, ids = (tensor.to(device, non_blocking=True) for tensor in batch)
-            sync = contextlib.nullcontext()
-            if isinstance(self.losses, DistributedDataParallel) and turn < len(passes):
-                sync = self.losses.no_sync()  # gradients are exchanged in the last pass
-            with sync:
-                with torch.autocast(device.type, dtype=self.precision, enabled=low):
-                    total, losses, logits = self.losses(images, labels, ids, self.config.seed, step)
-                (total / len(passes)).backward()
+            with torch.autocast(device.type, dtype=self.precision, enabled=low):
+                total, losses, logits = self.losses(images, labels, ids, self.config.seed, step)
+            (total / (len(passes) * self.processes.world)).backward()
             every.append({**losses, "accuracy": (logits.argmax(dim=1) == labels).float().mean()})
+        self.processes.add_gradients(self.net.parameters())
         nn.utils.clip_grad_norm_(self.net.parameters(), self.config.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -494,10 +493,10 @@ class CsvLog:
         write_atomic(path, ",".join(columns) + "\n" + "".join(kept))
 
     def add(self, row: dict[str, Any]) -> None:
-        cells = (row.get(column, "") for column in self.columns)
-        short = [float(f"{cell:.6g}") if isinstance(cell, float) else cell for cell in cells]
+        short = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in row.items()}
         with self.path.open("a", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerow(short)
+            options: Any = {"extrasaction": "ignore", "lineterminator": "\n"}
+            csv.DictWriter(file, self.columns, **options).writerow(short)
 
 
 def new_net(config: TrainConfig, classes: tuple[str, ...]) -> IFAM:
@@ -543,18 +542,3 @@ def new_optimizer(config: TrainConfig, net: IFAM, steps: int) -> torch.optim.Ada
         head_factor=config.head_factor,
     )
     return torch.optim.AdamW(groups, betas=(0.9, 0.999))
-
-
-def autocast_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on a GPU that computes in it, else float32."""
-    if precision != "auto":
-        return getattr(torch, precision)
-    native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.bfloat16 if native else torch.float32
-
-
-def _average(net: IFAM) -> Any:
-    """Weights averaged with decay min(0.9999, 1 - (1 + t)^(-2/3)); the first update copies."""
-    from timm.utils import ModelEmaV3
-
-    return ModelEmaV3(net, decay=0.9999, use_warmup=True)

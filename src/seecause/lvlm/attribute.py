@@ -236,9 +236,8 @@ def elastic_net(
     counts = x.to(device).float()
     mean, mean_y = counts.mean(dim=0, dtype=torch.float64), float(y.mean())
     gram = (counts.T @ counts).double() - len(x) * torch.outer(mean, mean)
-    net = ElasticNet(
-        alpha=ALPHA, l1_ratio=L1_RATIO, fit_intercept=False, precompute=gram.cpu().numpy()
-    )
+    known: Any = gram.cpu().numpy()
+    net = ElasticNet(alpha=ALPHA, l1_ratio=L1_RATIO, fit_intercept=False, precompute=known)
     with warnings.catch_warnings():  # few masks converge slowly; R2 and agreement show it
         warnings.simplefilter("ignore", ConvergenceWarning)
         net.fit((x.double() - mean.cpu()).numpy(), (y - mean_y).numpy())
@@ -393,10 +392,10 @@ def attribute_heads(
     device = engine.lvlm.device
     found = estimate(drawn, engine.evaluate(drawn), slopes, seed=seed, device=device)
     grid = (engine.lvlm.n_layers, engine.lvlm.n_heads)
-    values = vars(found) | {
-        name: getattr(found, name).reshape(grid) for name in ("coefficients", "standard_error")
-    }
-    return HeadAttribution(**values | {"protocol": _protocol(engine, sampling)})
+    values: dict[str, Any] = {**vars(found), "protocol": _protocol(engine, sampling)}
+    for name in ("coefficients", "standard_error"):
+        values[name] = values[name].reshape(grid)
+    return HeadAttribution(**values)
 
 
 @checked

@@ -97,9 +97,6 @@ class MeanBank:
 
     def save(self, folder: str | Path) -> Path:
         """Write the sums and their description as safetensors."""
-        if not self.sums:
-            remedy = "use it for an image first, or make it with sizes="
-            raise BadInput("a bank to save", "it has no average yet", remedy)
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {key: sums.cpu().contiguous() for key, sums in self.sums.items()}
@@ -166,7 +163,8 @@ def bank_of_prompts(lvlm: LVLM, prompts: Sequence[Prompt]) -> MeanBank:
 def add_up(lvlm: LVLM, prompts: Iterable[Prompt]) -> Tensor:
     """Keys and values of image tokens [2, L, Hkv, N, dh], added up over prompts that agree in their
     image tokens and in the words that these read."""
-    first, total = None, torch.zeros((), dtype=wide_dtype(lvlm.dtype), device=lvlm.device)
+    total = torch.zeros((), dtype=wide_dtype(lvlm.dtype), device=lvlm.device)
+    first: Prompt | None = None
     for prompt in prompts:
         first = first or prompt
         if key_of(prompt) != key_of(first):

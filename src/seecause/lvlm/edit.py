@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -288,6 +288,9 @@ def edited_heads(
         image: The image that is asked about, which is then left out of the bank's average. Models
             whose tiles native inputs do not place (InternVL, Idefics 3, Ovis 2) need it.
 
+    Returns:
+        A context manager.
+
     Yields:
         The model.
 
@@ -316,7 +319,7 @@ def edited_heads(
             raise BadOption("heads", (layer, head), most)
         mask[layer, head] = True
     before = lvlm.decoder.native.config._attn_implementation
-    native = _registered(lvlm.blocks[0].native.self_attn, before)
+    native = _registered(cast(nn.Module, lvlm.blocks[0].native.self_attn), before)
     shown = image or redirect  # which have one size
     size = (shown.height, shown.width) if shown else None
     edit = _Edit(lvlm, mask.to(lvlm.device), native, before, blind, redirect, image, size)
@@ -341,7 +344,6 @@ def prove(edit: _Edit, prompt: Prompt | None = None) -> None:
     """Prove on the first edit that edits reach the model: by an image that is at hand, else by the
     `prompt` that arrived."""
     lvlm, shown = edit.lvlm, edit.image or edit.redirect
-    lvlm.fingerprint()  # drops what was shown of other weights
     if shown is None and edit.blind is not None and edit.blind.images:
         shown = edit.blind.images[0]
     if prompt is not None or (shown is not None and lvlm.processor is not None):

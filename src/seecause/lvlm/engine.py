@@ -129,7 +129,6 @@ class MaskedRows:
         self.block_size: int | None = None  # how many masks run at once; None: as the memory holds
         self.cache = prefix_cache(lvlm.decoder, prompt, *bank.means(lvlm, prompt, image))
         self._later_cache: PrefixCache | None = None  # from a later text row on, for the next call
-        self._differentiable = False  # not checked yet
         # called with the number of masks that have run
         self.progress: Callable[[int], None] = lambda done: None
         # [W, D]: their dot products with normed states are the words' adjusted logits
@@ -293,8 +292,9 @@ class MaskedRows:
         return both[..., 0], both[..., 1:]
 
     def _need_gradients(self) -> None:
-        """Raises for a model that loses gradients, whose slopes would be wrong."""
-        if self._differentiable:
+        """Raises for a model that loses gradients, whose slopes would be wrong. Each model is
+        checked once."""
+        if "passes gradients" in self.lvlm.memo:
             return
         first = self.cache.at.take(self.cache.at.index[:1])
         part = part_without_gradient(self.lvlm.blocks, self.cache.states[:, :1], first)
@@ -302,7 +302,7 @@ class MaskedRows:
             reason = f"no gradient passes the {part}, as in quantised layers"
             remedy = "Use how='fit' (--how fit), which needs no derivative"
             raise NotDefined("a derivative", reason, remedy)
-        self._differentiable = True
+        self.lvlm.memo["passes gradients"] = True
 
     def _run(
         self, masks: Masks, sent: Masks, cache: PrefixCache, read: Read | None = None

@@ -145,10 +145,10 @@ class LVLM:
         return prompts.read(self, self.send(inputs))
 
     @torch.no_grad()
-    def speak(self, prompt: Prompt, length: int) -> list[int]:
+    def speak(self, prompt: Prompt, length: int, **options: Any) -> list[int]:
         """The first tokens of the model's own answer, at most `length`, the likeliest each time;
         fewer where it ends before (the end token is left out)."""
-        ids = self.generate(prompt, length)[0, len(prompt.ids) :].tolist()
+        ids = self.generate(prompt, length, **options)[0, len(prompt.ids) :].tolist()
         ends = self.module.generation_config.eos_token_id
         ends = ends if isinstance(ends, list) else [ends]
         return ids[:-1] if ids and ids[-1] in ends else ids
@@ -210,6 +210,10 @@ class LVLM:
             name = digest(shapes, torch.cat(sampled).cpu().numpy().tobytes())
             self.memo["fingerprint"] = (state, name)
         return self.memo["fingerprint"][1]
+
+    def tensors(self) -> list[Tensor]:
+        """All parameters."""
+        return list(self.module.parameters())
 
     def forget(self) -> None:
         """Drop what was found out about the weights: the fingerprint, and that edits reach them."""
@@ -341,13 +345,12 @@ def load(
     return wrap(module, processor, name=spec, template=template, check=check)
 
 
-def calibration_critters(count: int = CALIBRATION, *, size: int = 96) -> list[Image.Image]:
+def calibration_critters(count: int = CALIBRATION) -> list[Image.Image]:
     """Calibration images for the embedded models: every creature on every background, a third in
     each drawing style.
 
     Args:
         count: How many images.
-        size: Their height and width.
 
     Returns:
         PIL images.
@@ -363,8 +366,7 @@ def calibration_critters(count: int = CALIBRATION, *, size: int = 96) -> list[Im
     latents = critters.draw("balanced", "train", count, start=_START)
     parts = latents.split(-(-count // len(STYLES)))
     images = [
-        critters.render(rows, size=size, style=style).image
-        for style, rows in zip(STYLES, parts, strict=False)
+        critters.render(rows, style=style).image for style, rows in zip(STYLES, parts, strict=False)
     ]
     return [to_pil(image) for image in torch.cat(images)]
 

@@ -96,7 +96,7 @@ def render(processor: Any, question: str, template: str | None = None) -> str:
     return (template or PLAIN).format(image=token, question=question)
 
 
-def native_inputs(lvlm: LVLM, image: Image.Image, text: str, **options: str) -> dict[str, Any]:
+def native_inputs(lvlm: LVLM, image: Image.Image, text: str, **options: Any) -> dict[str, Any]:
     """The processor's tensors for one image and a rendered text, on the model's device and in its
     dtype."""
     options |= {"images": image.convert("RGB"), "text": text, "return_tensors": "pt"}
@@ -108,15 +108,14 @@ def answer_ids(
 ) -> list[int]:
     """The tokens of an answer as they follow a rendered prompt; `before` are the prompt's own,
     where they are known."""
-    if before is None:
-        before = native_inputs(lvlm, image, text)["input_ids"][0].tolist()
+    known: list[int] = before or native_inputs(lvlm, image, text)["input_ids"][0].tolist()
     if lvlm.decoder.reads_prefix:  # its processor ends the question, and the answer
         *both, _ = native_inputs(lvlm, image, text, suffix=answer)["input_ids"][0].tolist()
     else:
         joined = text + answer if text[-1].isspace() else f"{text} {answer}"
         both = native_inputs(lvlm, image, joined)["input_ids"][0].tolist()
-    ids = both[len(before) :]
-    if not answer.strip() or both[: len(before)] != before or not ids:
+    ids = both[len(known) :]
+    if not answer.strip() or both[: len(known)] != known or not ids:
         raise BadInput(
             f"answer {answer!r}",
             "its tokens do not continue the prompt's",
@@ -320,8 +319,9 @@ def seen_image(lvlm: LVLM, prompt: Prompt, image: Image.Image) -> Tensor:
     pixels = prompt.inputs.get("pixel_values")
     reader = getattr(lvlm.processor, "image_processor", None)
     mean, deviation = (getattr(reader, name, None) for name in ("image_mean", "image_std"))
-    whole = isinstance(pixels, Tensor) and pixels.ndim == 4 and tuple(pixels.shape[:2]) == (1, 3)
-    if whole and mean is not None and deviation is not None:  # no tiles or patches
+    known = mean is not None and deviation is not None
+    whole = (1, 3)  # one image of three channels: no tiles or patches
+    if isinstance(pixels, Tensor) and pixels.ndim == 4 and pixels.shape[:2] == whole and known:
         mean, deviation = (torch.tensor(values)[:, None, None] for values in (mean, deviation))
         return (pixels[0].float().cpu() * deviation + mean).clamp(0, 1)
     return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1) / 255

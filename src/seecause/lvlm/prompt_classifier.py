@@ -274,17 +274,9 @@ class PromptClassifier(VisionModel):
         Returns:
             The folder.
         """
-        from seecause.background._export import check_place, readme
-        from seecause.background.heads import checked_heads
+        from seecause.background._export import check_place, removable, rendered
 
-        removed = checked_heads(self, heads)
-        if self.gates is not None:
-            raise NotDefined(
-                "export",
-                "this model has gates on its heads, which a file would not have",
-                "Leave the `ablate` block first",
-            )
-        folder = Path(folder)
+        removed, folder = removable(self, heads), Path(folder)
         check_place(folder, CARD)
         lvlm, state = self.lvlm, dict(self.lvlm.module.state_dict())
         names = {id(parameter): name for name, parameter in lvlm.module.named_parameters()}
@@ -304,11 +296,7 @@ class PromptClassifier(VisionModel):
             "fingerprint": lvlm.fingerprint(), "seecause": __version__,
         }  # fmt: skip
         write_json(folder / CARD, card)
-        template = "" if lvlm.template is None else f", template={lvlm.template!r}"
-        how = f"import seecause as sc\nlvlm = sc.lvlm.load(FOLDER{template})"
-        origin = f"It came from weights {lvlm.fingerprint()} (seecause {__version__})."
-        more = ["The heads are those of its vision tower.", origin]
-        write_atomic(folder / "README.md", readme(card, note, how=how, more=more))
+        write_atomic(folder / "README.md", rendered("heads.md.j2", card=card, note=note))
         del state
         prove_export(self, removed, folder, lambda: self._reloaded(folder))
         return folder
