@@ -1,7 +1,5 @@
 """Photos of drawn animals in the layout of Oxford-IIIT Pet."""
 
-from __future__ import annotations
-
 import numpy as np
 from PIL import Image
 

@@ -1,8 +1,6 @@
 """critters-planted: the view is the network, and background heads are the only way for the
 background."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -13,7 +11,6 @@ from seecause.critters.planted import PlantedViT, vivid_patches
 from seecause.critters.rendering import Do, render
 from seecause.critters.world import BACKGROUNDS, PARTS
 from tests.tiny import scramble
-from tools.critters.classifier import planted_vit
 
 HALF = (0.5, 0.5, 0.5)
 ROUTERS = [
@@ -127,9 +124,3 @@ def test_a_mat_leaves_no_patch_with_both():
     plain = render(latents.on_mat(False))
     assert torch.equal(plain.image[:, :, here.mask[0]][0], here.image[:, :, here.mask[0]][0])
     assert torch.equal(render(latents).image[~touched], plain.image[~touched])
-
-
-def test_the_embedded_network_has_heads_of_every_role():
-    network = PlantedViT(**planted_vit())
-    roles = list(network.roles.values())
-    assert [roles.count(role) for role in ("background", "object", "self")] == [5, 6, 5]

@@ -1,7 +1,5 @@
 """An image depends on its own latents only, and an intervention changes only what it names."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

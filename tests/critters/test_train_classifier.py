@@ -1,7 +1,5 @@
 """Training runs on a CPU, learns, repeats itself and writes what a loader needs."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json

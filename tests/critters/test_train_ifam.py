@@ -1,7 +1,5 @@
 """critters-ifam's recipe at toy size: what it writes, what it draws, and the study around it."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json
@@ -11,11 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 import seecause as sc
-from seecause.critters.world import CLASSES, Regime
+from seecause.critters.world import CLASSES
 from tools.critters import ifam
-from tools.critters.ifam_backbone import RECIPES, IfamRecipe, backbone_shape, batches
+from tools.critters.ifam_backbone import RECIPES, IfamRecipe, backbone_shape
 
-CPU = torch.device("cpu")
 TINY = backbone_shape() | {"img_size": 48, "embed_dim": 32, "depth": 2, "num_heads": 2}
 
 
@@ -58,11 +55,3 @@ def test_three_files_tell_everything(trained):
     )
     model = sc.load(str(out))
     assert model.layout.grid == (8, 8) and model.module.parts == 4
-
-
-def test_a_finite_regime_comes_round_and_others_are_fresh():
-    pool = Regime("few", train_pool=8)
-    ids = [scenes.ids.tolist() for scenes in batches(pool, 4, 4, seed=0, size=32, device=CPU)]
-    assert sorted(ids[0] + ids[1]) == sorted(ids[2] + ids[3]) == list(range(8))
-    fresh = [scenes.ids.tolist() for scenes in batches("clean", 4, 2, seed=0, size=32, device=CPU)]
-    assert fresh == [[0, 1, 2, 3], [4, 5, 6, 7]]

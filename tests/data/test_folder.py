@@ -1,7 +1,5 @@
 """`folder:PATH`: images of your own, their masks and their groups."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """ImageNet and the datasets made of it as they are released; a missing or odd file is named."""
 
-from __future__ import annotations
-
 import json
 from io import BytesIO
 from pathlib import Path
@@ -10,12 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import timm
 import torch
 from PIL import Image
 
+import seecause as sc
 from seecause.data import IGNORE, open_data
+from seecause.data.batch import class_places
 from seecause.data.imagenet import (
     MERGED,
+    imagenet_classes,
     imagenet_wnids,
     kept_class,
     object_of,
@@ -228,3 +230,13 @@ def test_the_map_to_nine_classes_is_read_in_order(tmp_path):
         path.write_text(text)
         with pytest.raises(DataMissing, match=path.name):
             read_in9_map(path)
+
+
+@pytest.mark.parametrize("form", ["folder:{0}", "pairs:{0}:{0}"])
+def test_folders_of_wordnet_ids_fit_a_model_of_imagenet(tmp_path, form):
+    for wnid in ("n02123045", "n01440764"):
+        photo(tmp_path / wnid / "a.png")
+    shape = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 4}
+    module = timm.models.VisionTransformer(**shape).eval()  # of 1,000 classes
+    view = sc.wrap(module, classes=imagenet_classes(), mean=(0.5,) * 3, std=(0.5,) * 3)
+    assert class_places(view, open_data(form.format(tmp_path))) == (0, 281)

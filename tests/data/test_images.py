@@ -1,16 +1,17 @@
 """Every kind of image is read right, and every bad file is one clear line that names it."""
 
-from __future__ import annotations
-
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from torchvision.datasets.folder import pil_loader
 
-from seecause.data.dataset import find_images, open_image, read_image
+from seecause.data.dataset import default_workers, find_images, open_image, read_image
 from seecause.errors import BadImage, BadOption
+from seecause.models import preprocess
+from seecause.models.preprocess import ALPHA, EXIF
 from tests.bad_files import REASONS, bad_file, write_huge_header
 
 
@@ -61,25 +62,36 @@ def test_sixteen_bit_grey_keeps_its_steps(tmp_path):
     assert read[0] == 0 and read[-1] == 255 and (np.diff(read.astype(int)) > 0).all()
 
 
-def test_other_images_become_rgb_on_white(tmp_path, photo):
+def test_other_images_become_rgb_and_on_white_if_asked(tmp_path, photo, monkeypatch):
     for mode in ("L", "1"):
         photo.convert(mode).save(tmp_path / f"{mode}.png")
         assert read_image(tmp_path / f"{mode}.png").mode == "RGB"
     palette = photo.convert("P", palette=Image.Palette.ADAPTIVE, colors=4)
     palette.save(tmp_path / "clear.png", transparency=palette.getpixel((5, 5)))
+    Image.new("RGBA", (8, 8), (0, 0, 0, 128)).save(tmp_path / "half.png")
+    for name in ("clear.png", "half.png"):  # torchvision's ImageFolder reads the hidden colours
+        folder = np.asarray(pil_loader(str(tmp_path / name)))
+        assert (np.asarray(read_image(tmp_path / name)) == folder).all()
+    monkeypatch.setenv(ALPHA, "1")
     left, right = colours(read_image(tmp_path / "clear.png"))
     assert left == (255, 255, 255) and near(right, BLUE)
-    Image.new("RGBA", (8, 8), (0, 0, 0, 128)).save(tmp_path / "half.png")
     assert near(colours(read_image(tmp_path / "half.png"))[0], (127, 127, 127), by=1)
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
     frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
     assert near(colours(read_image(tmp_path / "moving.gif"))[0], RED)
 
 
-def test_exif_rotation_is_applied(tmp_path, photo):
+def test_exif_rotation_is_applied_if_asked_and_mentioned_otherwise(
+    tmp_path, photo, monkeypatch, caplog
+):
     exif = Image.Exif()
     exif[0x0112] = 6  # stored lying on its side: turn clockwise to see it
     photo.save(tmp_path / "turned.jpg", exif=exif, quality=95)
+    monkeypatch.setattr(preprocess, "_MENTIONED", set())
+    lying = [np.asarray(read_image(tmp_path / "turned.jpg")) for _ in range(2)]
+    assert (lying[0] == np.asarray(pil_loader(str(tmp_path / "turned.jpg")))).all()
+    assert caplog.text.count("--input exif=true") == 1
+    monkeypatch.setenv(EXIF, "1")
     upright = read_image(tmp_path / "turned.jpg")
     assert upright.size == (24, 40)
     assert near(upright.getpixel((12, 5)), RED) and near(upright.getpixel((12, 35)), BLUE)
@@ -136,3 +148,9 @@ def test_rare_formats_are_refused_whatever_their_name(tmp_path, kind):
         pytest.skip(f"this pillow cannot write {kind}")
     with pytest.raises(BadImage, match="not an image"):
         read_image(path)
+
+
+def test_a_number_of_workers_that_is_none_is_one_line(monkeypatch):
+    monkeypatch.setenv("SEECAUSE_WORKERS", "many")
+    with pytest.raises(BadOption, match="SEECAUSE_WORKERS"):
+        default_workers(10)

@@ -1,7 +1,5 @@
 """A dataset is what follows the protocol, wherever its class comes from."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seecause.attribution.attribute import attribute, top_answers
-from seecause.attribution.result import Attribution
+from seecause.attribution.attribute import explain as explain_images
 from seecause.background.audit import audit as audit_model
 from seecause.background.images import critter_images
 from seecause.background.repair import repair as repair_model
-from seecause.critters.rendering import Do, render
+from seecause.critters.rendering import render
 from seecause.critters.world import (
     BACKGROUNDS,
     CLASSES,
@@ -31,7 +30,7 @@ from seecause.faithful.evaluation import part_examples
 from seecause.faithful.interventions import network
 from seecause.loading import load
 from seecause.models.base import protocol
-from seecause.report import Card, MapView, Section, Strip, cards_html, verdict_box
+from seecause.report import Section, verdict_box
 from seecause.report.background import (
     audit_lines,
     before_after_section,
@@ -39,17 +38,13 @@ from seecause.report.background import (
     remedies_section,
     repair_change_section,
 )
-from seecause.report.figures import scale_of
-from seecause.target import Answer
+from seecause.report.explain import explain_section
 
 TWO_MODELS = ("builtin:critters-vit", "builtin:critters-biased")
 EXPLAIN_NOTE = (
-    "Each card is one creature, on the usual background of its class and on another (every pixel of"
-    " the creature is the same). The maps show which patches support the creature's class when"
-    " they stand alone in a blank image (CAAP); all maps of a card share one scale. A model may"
-    " favour a class on the blank image already, so look at what changes between the two rows."
-    " critters-vit was trained where background and class are independent, critters-biased where"
-    " the background nearly gives the class away."
+    "Each creature is shown on the usual background of its class, then on another (every pixel of"
+    " the creature is the same). critters-vit was trained where background and class are"
+    " independent, critters-biased where the background nearly gives the class away."
 )
 # balanced images run through creatures, then backgrounds: steps of this size mix both
 _STRIDE = 13
@@ -66,52 +61,33 @@ class DemoSections:
     lines: Sequence[str] = ()
 
 
-def explain(device: str, *, models: Sequence[str] = TWO_MODELS, count: int = 6) -> DemoSections:
+def explain(device: str, *, models: Sequence[str] = TWO_MODELS, count: int = 3) -> DemoSections:
     """Maps of two models for the same creatures on two backgrounds."""
-    latents = _usual_scenes(count)
-    step = 1 + torch.arange(count) % (len(BACKGROUNDS) - 1)
-    elsewhere = Do(background=(latents.background + step) % len(BACKGROUNDS))
-    scenes = {
-        "as drawn": render(latents).image,
-        "on another background": render(latents, do=elsewhere).image,
-    }
-    runs: dict[tuple[str, str], tuple[Attribution, list[list[Answer]]]] = {}  # by scene and model
-    names = [name.rpartition(":")[2] for name in models]
-    for name, short in zip(models, names, strict=True):
-        model = load(name, device=device)
-        for scene, raw in scenes.items():
-            images = model.preprocess.normalise(raw).to(model.device, model.dtype)
-            predicted = top_answers(model, images, target=latents.creature, count=2)
-            runs[scene, short] = attribute(model, images, latents.creature), predicted
-    cards = []
-    for index in range(count):
-        scale = scale_of(*(run.maps[index] for run, _ in runs.values()))
-        strips = []
-        for scene, raw in scenes.items():
-            views = []
-            for short in names:
-                run, predicted = runs[scene, short]
-                views.append(MapView(short, run.maps[index], scale, answers=predicted[index]))
-            strips.append(Strip(raw[index], views, label=scene))
-        cards.append(Card(_title(latents, index), strips))
-    flips = []
-    for short in names:
-        before, after = ([each[0].name for each in runs[scene, short][1]] for scene in scenes)
-        changed = sum(one != other for one, other in zip(before, after, strict=True))
+    sections, manifests, flips, both = [], [], [], pairs_of_scenes(count)
+    raw = render(both).image
+    for name in models:
+        model, short = load(name, device=device), name.rpartition(":")[2]
+        images = model.preprocess.normalise(raw).to(model.device, model.dtype)
+        found = explain_images(model, images, target=both.creature)
+        titles = [_title(both, index) for index in range(len(both))]
+        section = explain_section(replace(found, names=titles))
+        first = [answers[0].name for answers in found.answers]
+        changed = sum(here != there for here, there in zip(first[::2], first[1::2], strict=True))
         flips.append(f"{changed} of {count} predictions of {short}")
-    changes = " and ".join(flips)
-    note = f"The same creature elsewhere: the other background changed {changes}. {EXPLAIN_NOTE}"
-    section = Section("Which patches caused the prediction?", cards_html(cards), note)
-    return DemoSections([section], [runs["as drawn", short][0].manifest for short in names])
+        sections.append(replace(section, title=f"{section.title} ({short})"))
+        manifests.append(found.first.manifest)
+    moved = f"The same creature elsewhere: the other background changed {' and '.join(flips)}."
+    sections[0] = replace(sections[0], note=f"{moved} {EXPLAIN_NOTE}\n{sections[0].note}")
+    return DemoSections(sections, manifests)
 
 
-def _usual_scenes(count: int) -> Latents:
-    """One creature of each class in turn, on the usual background of its class."""
-    rounds = len(BACKGROUNDS) * -(-count // len(CLASSES))
-    pool = draw("balanced", "test", len(CLASSES) * rounds)
-    usual = torch.nonzero(usual_background(pool.creature) == pool.background).flatten()
-    order = usual[torch.argsort(pool.creature[usual], stable=True)]
-    return pool[order[torch.linspace(0, len(order) - 1, count).round().long()]]
+def pairs_of_scenes(count: int) -> Latents:
+    """Creatures one after the other, each on the usual background of its class, then on another."""
+    scenes = draw("balanced", "test", count)  # one of each class in turn
+    usual, step = usual_background(scenes.creature), 1 + torch.arange(count) % 3
+    both = torch.stack([usual, (usual + step) % len(BACKGROUNDS)], dim=1)
+    pairs = scenes[torch.arange(count).repeat_interleave(2)]
+    return pairs.replace(background=both.flatten())
 
 
 def _title(latents: Latents, index: int) -> str:

@@ -32,7 +32,6 @@ import torch.nn.functional as F
 from timm.models import VisionTransformer
 from torch import Tensor
 
-from seecause.errors import BadOption
 from seecause.loading import Source, fill
 from seecause.models import timm as timm_adapter
 from seecause.models.block import HIDDEN
@@ -92,13 +91,8 @@ class PlantedViT(VisionTransformer):
         itself = torch.eye(kinds.shape[1], dtype=torch.bool, device=kinds.device)
         return torch.where((kinds == CLASS)[:, None, :, None], match[:, :, None, :], itself)
 
-    def forward_features(
-        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
-    ) -> Tensor:
-        """Images [B, 3, H, W] -> final tokens; each block gets its own mask, so none can be
-        given."""
-        if attn_mask is not None or is_causal:
-            raise BadOption("attn_mask", "a mask", "None: this network makes its own")
+    def forward_features(self, x: Tensor, **_: Any) -> Tensor:
+        """Images [B, 3, H, W] -> final tokens; each block gets a mask of its own."""
         tokens = self._pos_embed(self.patch_embed(x))
         kinds = self.kinds(x)[..., None].to(tokens.dtype)
         tagged = self.patch_drop(torch.cat([tokens, kinds], dim=-1))  # drops kinds with patches

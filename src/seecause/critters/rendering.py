@@ -123,12 +123,6 @@ def petal_depth(petals: Tensor, where: Frame, *, present: Tensor) -> Tensor:
     return radius.sub_(away)
 
 
-def soft_union(a: Tensor, b: Tensor, *, blend: float) -> Tensor:
-    """The depth of two shapes melted into one; `blend` is the width of the seam."""
-    mix = (0.5 + (a - b) * (0.5 / blend)).clamp(0, 1)
-    return b + (a - b) * mix + mix * (1 - mix) * blend
-
-
 def _affine(px: Tensor, py: Tensor, constant: Tensor, where: Frame) -> Tensor:
     """px * x + py * y + constant on the window: [B, K] each -> [B, K, S, S]. Separable, so only one
     full-size operation."""
@@ -160,6 +154,8 @@ class Anatomy(NamedTuple):
     coat_colours: Tensor  # [coats, 3] of bodies
     face_petals: Tensor  # [F, 9] painted on the body, first to last
     face_colours: Tensor  # [coats, F, 3]; some take the colour of the coat
+    backgrounds: Tensor  # [backgrounds, 3 stops, 3]
+    part_of_stroke: Tensor  # [strokes] uint8: the part map's number for every stroke
 
 
 @cache
@@ -174,8 +170,12 @@ def anatomy(device: torch.device) -> Anatomy:
         coats,
         [feature["petal"] for feature in face],
         [[{"coat": coat, **TABLE["face_colours"]}[name] for name in strokes] for coat in coats],
+        list(TABLE["backgrounds"].values()),
     )
-    return Anatomy(*(torch.tensor(rows, device=device, dtype=torch.float32) for rows in tables))
+    numbers = [0, *[1] * (_FIRST_PART - 1)]
+    numbers += [2 + part for part in range(len(PARTS) - 1) for _ in range(_PETALS)]
+    made = [torch.tensor(rows, device=device, dtype=torch.float32) for rows in tables]
+    return Anatomy(*[*made, torch.tensor(numbers, device=device, dtype=torch.uint8)])
 
 
 _BEHIND = ("tail", "feet", "crest")  # painted before the body; the wings come last, on top of it
@@ -216,7 +216,7 @@ def draw_creatures(
 
     strokes = canvas.stroke.flatten(1)[:, None].expand(-1, 3, -1)
     colour = _palette(latents).gather(2, strokes).view(batch, 3, side, side)
-    parts = _part_of_stroke(colour.device)[canvas.stroke]
+    parts = anatomy(colour.device).part_of_stroke[canvas.stroke]
     return _shaded(colour, canvas.depth, where, style), parts, where.top, where.left
 
 
@@ -232,7 +232,9 @@ def _paint_part(canvas: _Canvas, latents: Latents, name: str, where: Frame) -> N
 def _paint_body(canvas: _Canvas, latents: Latents, where: Frame) -> None:
     shapes, there = anatomy(latents.seed.device), latents.present[:, 0]
     torso, head = petal_depth(shapes.body_petals, where, present=there).unbind(1)
-    canvas.paint(soft_union(torso, head, blend=0.16), _BODY)
+    apart, blend = torso - head, 0.16  # melted into one, with a seam of this width
+    mix = (0.5 + apart * (0.5 / blend)).clamp(0, 1)
+    canvas.paint(head + apart * mix + mix * (1 - mix) * blend, _BODY)
     face = petal_depth(shapes.face_petals, where, present=there)  # [B, F, S, S]
     for k, decal in enumerate(_DECALS):
         canvas.paint(face[:, k], _FACE + k, decal=decal)
@@ -253,13 +255,6 @@ def _palette(latents: Latents) -> Tensor:
     return torch.cat([nothing, body, face, parts], dim=1).transpose(1, 2)
 
 
-def _part_of_stroke(device: torch.device) -> Tensor:
-    """[strokes] uint8: the part map's number for every stroke."""
-    stroke = torch.arange(_FIRST_PART + (len(PARTS) - 1) * _PETALS, device=device)
-    part = 2 + (stroke - _FIRST_PART) // _PETALS
-    return torch.where(stroke < _FIRST_PART, (stroke > 0).to(part.dtype), part).to(torch.uint8)
-
-
 def _shaded(colour: Tensor, depth: Tensor, where: Frame, style: str) -> Tensor:
     """Colour [B, 3, S, S] with pen lines and light from the depth [B, S, S] under the edge of each
     stroke."""
@@ -276,14 +271,6 @@ def _shaded(colour: Tensor, depth: Tensor, where: Frame, style: str) -> Tensor:
     return colour * light[:, None]
 
 
-_PALETTES = {  # dark, light, accent
-    "dunes": ((0.43, 0.35, 0.27), (0.95, 0.83, 0.63), (1.00, 0.93, 0.77)),
-    "lagoon": ((0.22, 0.33, 0.35), (0.47, 0.67, 0.69), (0.86, 0.97, 0.94)),
-    "meadow": ((0.13, 0.17, 0.12), (0.62, 0.77, 0.49), (0.92, 0.93, 0.80)),
-    "starlight": ((0.11, 0.12, 0.18), (0.34, 0.30, 0.44), (0.97, 0.95, 0.88)),
-}
-
-
 def paint_background(code: Tensor, seed: Tensor, *, size: int, style: str) -> Tensor:
     """Backgrounds [B, 3, size, size] for codes [B]; everything but the kind of texture is hashed
     from the seeds [B]."""
@@ -292,19 +279,13 @@ def paint_background(code: Tensor, seed: Tensor, *, size: int, style: str) -> Te
     for index, texture in enumerate((_dunes, _lagoon, _meadow, _starlight)):
         rows = (code == index).nonzero().flatten()
         shade[rows], accent[rows] = texture(seed[rows], size)
-    dark, light, third = palettes(code.device)[code][..., None, None].unbind(1)  # [B, 3, 1, 1] each
+    colours = anatomy(code.device).backgrounds[code][..., None, None]
+    dark, light, third = colours.unbind(1)  # [B, 3, 1, 1] each
     if style == "flat":
         shade, accent = shade * 0.2 + 0.4, accent * 0.2
     colour = dark + (light - dark) * shade[:, None]
     colour = colour + (third - colour) * accent[:, None]
     return 0.65 + 0.35 * colour if style == "sketch" else colour
-
-
-@cache
-def palettes(device: torch.device) -> Tensor:
-    """[backgrounds, 3 stops, 3]."""
-    stops = [_PALETTES[name] for name in BACKGROUNDS]
-    return torch.tensor(stops, device=device, dtype=torch.float32)
 
 
 def smooth_noise(seed: Tensor, purpose: int, cells: int, size: int) -> Tensor:
@@ -522,22 +503,19 @@ def _draw(latents: Latents, do: Do, size: int, style: str) -> Rendering:
     image[batch, :, rows, columns] = torch.where(seen, colour.permute(0, 2, 3, 1), window)
     mask = parts > 0
     if image.device.type != "cpu" or latents.mat.any():  # on a GPU the test would synchronise
-        mat = _touched(mask) & ~mask & latents.mat[:, None, None]
+        patches = F.adaptive_max_pool2d(mask[:, None].float(), MAT_CELLS)
+        touched = F.interpolate(patches, mask.shape[-2:])[:, 0] > 0
+        mat = touched & ~mask & latents.mat[:, None, None]
         image = torch.where(mat[:, None], _NEUTRAL, image)
     return Rendering(image.mul_(latents.gain[:, None, None, None]), mask, parts)
-
-
-def _touched(mask: Tensor) -> Tensor:
-    """[B, H, W] bool: pixels of the patches that hold a pixel of the mask."""
-    patches = F.adaptive_max_pool2d(mask[:, None].float(), MAT_CELLS)
-    return F.interpolate(patches, mask.shape[-2:])[:, 0] > 0
 
 
 def _backdrop(latents: Latents, do: Do, size: int, style: str) -> Tensor:
     painted = paint_background(latents.background, latents.seed, size=size, style=style)
     if do.cue == 1:
         return painted
-    mean = palettes(painted.device)[:, :2].mean(dim=(0, 1))[:, None, None]  # of all backgrounds
+    stops = anatomy(painted.device).backgrounds[:, :2]
+    mean = stops.mean(dim=(0, 1))[:, None, None]  # of all backgrounds
     return mean + do.cue * (painted - mean)
 
 

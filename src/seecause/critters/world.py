@@ -42,7 +42,7 @@ VARIANT_COLOURS = {
     part: tuple(TABLE[part][name]["colour"] for name in VARIANTS[part]) for part in PARTS[1:]
 }
 CLASSES = tuple(TABLE["classes"])
-BACKGROUNDS = ("dunes", "lagoon", "meadow", "starlight")
+BACKGROUNDS = tuple(TABLE["backgrounds"])
 QUESTION = "What is the name of this creature?"  # about its class
 COLOURS = tuple(TABLE["colours"])
 CODEWORDS = tuple(
@@ -182,16 +182,7 @@ class Regime:
     mat: bool = False  # no patch shows both creature and background
 
 
-REGIMES = {
-    regime.name: regime
-    for regime in (
-        Regime("clean"),
-        Regime("certified", creature_reliability=0.7, background_reliability=0.95),
-        Regime("simplicity", background_reliability=0.95, train_pool=4096),
-        Regime("balanced", balanced=True),
-        Regime("matted", creature_reliability=0.7, background_reliability=0.95, mat=True),
-    )
-}
+REGIMES = {name: Regime(name, **law) for name, law in TABLE["regimes"].items()}
 
 
 def find_regime(regime: str | Regime) -> Regime:

@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import NamedTuple, cast
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-from seecause.data.dataset import IGNORE, Dataset, Sample, to_pil
-from seecause.errors import BadImage, BadInput, BadOption, UnknownName
+from seecause.data.dataset import (
+    IGNORE,
+    Dataset,
+    Group,
+    Names,
+    Sample,
+    SkippedImage,
+    read_ahead,
+    readers,
+    sample_digests,
+    sample_ids,
+    to_pil,
+)
+from seecause.errors import BadImage, BadInput, BadOption, DataMissing, UnknownName
+from seecause.files import digest
 from seecause.models.base import ImageModel
-from seecause.models.preprocess import Framed, Preprocess
+from seecause.models.preprocess import Framed, Preprocess, as_image
 from seecause.options import Count, Share, checked
 
 log = logging.getLogger(__name__)
 IMAGENETS = ("imagenet", "imagenet-s", "imagenet-hard")  # datasets of the 1,000 classes
 _NO_CORRECT = "check that model and data have the same classes, or give more images"
-
-Group = tuple[int, int]
 
 
 class Batch(NamedTuple):
@@ -56,16 +70,21 @@ def to_batch(model: Framed, samples: Iterable[Sample] | Dataset) -> Batch:
         (torch.Size([2, 3, 96, 96]), torch.Size([2, 96, 96]))
     """
     need_images(model)
-    samples = list(cast(Iterable[Sample], samples))  # reads each sample once
+    every = cast(Iterable[Sample], samples)  # reads each sample once
+    return framed_batch(model, [sample_in_frame(model.preprocess, sample) for sample in every])
+
+
+def framed_batch(model: Framed, samples: Sequence[Sample]) -> Batch:
+    """`to_batch` of samples that are in the model's frame, raw."""
     if not samples:
         raise BadOption("samples", None, "at least one sample")
     frame = model.preprocess
-    raw = torch.stack([raw_in_frame(frame, sample.image) for sample in samples])
+    raw = torch.stack([sample.image for sample in samples])
     images = frame.normalise(raw).to(model.device, model.dtype)
     labels = [sample.label for sample in samples if sample.label is not None]
-    if labels and len(labels) < len(samples):
-        unknown = next(sample.id for sample in samples if sample.label is None)
+    if 0 < len(labels) < len(samples):
         expected = "labels for all samples of a batch, or for none"
+        unknown = next(sample.id for sample in samples if sample.label is None)
         raise BadOption("samples", f"{unknown} without a label", expected)
     masks = None
     if any(sample.mask is not None for sample in samples):
@@ -82,9 +101,104 @@ def need_images(model: Framed) -> None:
 
 def sample_in_frame(frame: Preprocess, sample: Sample) -> Sample:
     """The sample with image and mask as a model sees them, raw."""
-    mask = None if sample.mask is None else _mask(frame, sample.mask)
-    image = raw_in_frame(frame, sample.image)
-    return replace(sample, image=image, mask=mask, parts=None, points=None, box=None)
+    mask, image = None if sample.mask is None else _mask(frame, sample.mask), sample.image
+    if not sample.normalised:
+        image = raw_in_frame(frame, image)
+    elif tuple(image.shape[1:]) == frame.size:
+        image = frame.raw(image[None])[0]
+    else:
+        what = f"a normalised tensor {list(image.shape)}, not of the model's size"
+        raise BadImage(sample.id, what, "transform to that size, or give PIL images")
+    frame_only = {"parts": None, "points": None, "box": None, "normalised": False}
+    return replace(sample, image=image, mask=mask, **frame_only)
+
+
+class TorchData:
+    """A dataset of torch, or that of a loader, as a dataset of samples: (image, label) or (image,
+    label, mask).
+
+    Images are PIL images, whole numbers 0-255, or floating-point tensors [3, H, W]: raw in [0, 1],
+    or normalised if any of the first `PROBED` images leaves that range. Classes are named by the
+    attribute `classes`, or by their numbers.
+    """
+
+    PROBED: ClassVar[int] = 16
+
+    def __init__(self, data: Any):
+        self.data: Any = data.dataset if isinstance(data, DataLoader) else data
+        if not hasattr(self.data, "__getitem__"):
+            expected = 'the name of a dataset ("folder:PATH"), or a torch Dataset or DataLoader'
+            raise BadOption("data", type(data).__name__, f"{expected} of (image, label)")
+        self.name = type(self.data).__name__
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @cached_property
+    def normalised(self) -> bool:
+        """Whether tensors are normalised already."""
+        images = [self.data[index][0] for index in range(min(len(self), self.PROBED))]
+        return any(_is_float(x) and bool((x < 0).any() or (x > 1).any()) for x in images)
+
+    def __getitem__(self, index: int, /) -> Sample:
+        image, label, *masks = self.data[index]
+        normalised = _is_float(image) and self.normalised
+        if not _is_float(image):
+            from torchvision.transforms.functional import to_tensor
+
+            image = to_tensor(as_image(image, f"{self.name}, image {index}"))
+        mask = torch.as_tensor(masks[0]) if masks else None
+        return Sample(image, int(label), mask=mask, id=str(index), normalised=normalised)
+
+    @cached_property
+    def labels(self) -> tuple[int, ...]:
+        known = getattr(self.data, "targets", None)
+        if known is None:
+            known = (self.data[index][1] for index in range(len(self)))
+        return tuple(map(int, known))
+
+    @cached_property
+    def classes(self) -> Names:
+        below = self.data
+        while not hasattr(below, "classes") and hasattr(below, "dataset"):
+            below = below.dataset  # a torch Subset
+        numbers = () if hasattr(below, "classes") else range(max(self.labels) + 1)
+        return tuple(map(str, getattr(below, "classes", numbers)))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return digest(*sample_digests(self))
+
+
+def _is_float(image: Any) -> bool:
+    return isinstance(image, Tensor) and image.is_floating_point()
+
+
+@dataclass(frozen=True, eq=False)
+class _InFrame:
+    """Reads samples of a dataset in a model's frame, each with its second version if asked for."""
+
+    frame: Preprocess
+    data: Any
+    places: Sequence[int]
+    pairs: bool
+
+    def __call__(self, number: int) -> list[Sample] | SkippedImage:
+        place = self.places[number]
+        try:
+            versions = [self.data[place], *([self.data.other(place)] if self.pairs else [])]
+            return [sample_in_frame(self.frame, sample) for sample in versions]
+        except (BadImage, DataMissing) as bad:
+            return SkippedImage(sample_ids(self.data)[place], str(bad))
+
+
+def read_samples(
+    frame: Preprocess, data: Dataset, places: Sequence[int], *, pairs: bool = False
+) -> Iterator[list[Sample] | SkippedImage]:
+    """Samples in a model's frame, raw, in order; with `pairs` each and its second version. An image
+    that cannot be read is a `SkippedImage`. `reading_with` says how many processes read."""
+    reader = _InFrame(frame, data, places, pairs)
+    return read_ahead(reader, len(places), readers(data, len(places)))
 
 
 def raw_in_frame(frame: Preprocess, image: Tensor) -> Tensor:
@@ -116,8 +230,22 @@ def class_places(model: ImageModel, data: Dataset) -> tuple[int, ...]:
     unknown = [name for name, place in zip(data.classes, places, strict=False) if place is None]
     if by_order or len(unknown) == len(data.classes) == model.n_classes:
         alike = _is_imagenet(data) and len(data.classes) == model.n_classes
-        if data.classes not in ((), tuple(model.classes)) and not alike:
-            _warn_of_order(model, data)
+        if data.classes in ((), tuple(model.classes)) or alike:
+            return tuple(range(len(data.classes)))
+        if len(data.classes) != model.n_classes:
+            expected = (
+                f"{model.n_classes} classes, or names for the classes of {model.name} to match them"
+                " by (classes=[...] or --classes FILE)"
+            )
+            raise BadOption("data", f"{data.name}, {len(data.classes)} classes", expected)
+        if ("matched by order", data.name) not in model.memo:
+            model.memo["matched by order", data.name] = True
+            log.warning(
+                "%s: its classes are matched to those of %s by order (%s is class 0, and so on),"
+                " because they have no common names; name them by classes=[...] (--classes FILE)"
+                " if that is wrong",
+                *(data.name, model.name, data.classes[0]),
+            )
         return tuple(range(len(data.classes)))
     if unknown:
         raise UnknownName(
@@ -145,32 +273,15 @@ def _is_imagenet(data: Dataset) -> bool:
 
 def _index_of(model: ImageModel, name: str) -> int | None:
     """The class of this name; a WordNet id is the name of a class of a model of ImageNet."""
-    try:
-        return model.class_index(name)
-    except (UnknownName, BadOption):
+    if not model.classes_called(name):  # before an error looks for names that are alike
         from seecause.data.imagenet import imagenet_wnids
 
         wnids = imagenet_wnids()
-        known = model.n_classes == len(wnids) and name in wnids
-        return wnids.index(name) if known else None
-
-
-def _warn_of_order(model: ImageModel, data: Dataset) -> None:
-    if len(data.classes) != model.n_classes:
-        expected = (
-            f"{model.n_classes} classes, or names for the classes of {model.name} to match them by"
-            " (classes=[...] or --classes FILE)"
-        )
-        raise BadOption("data", f"{data.name}, {len(data.classes)} classes", expected)
-    key = ("matched by order", data.name)
-    if key not in model.memo:
-        model.memo[key] = True
-        log.warning(
-            "%s: its classes are matched to those of %s by order (%s is class 0, and so on),"
-            " because they have no common names; name them by classes=[...] (--classes FILE) if"
-            " that is wrong",
-            *(data.name, model.name, data.classes[0]),
-        )
+        if model.n_classes == len(wnids) and name in wnids:
+            return wnids.index(name)
+    with suppress(UnknownName, BadOption):
+        return model.class_index(name)
+    return None
 
 
 def take_names(model: ImageModel, data: Dataset) -> None:

@@ -14,10 +14,11 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload
 
 import numpy as np
 from PIL import Image
@@ -53,6 +54,11 @@ FEW = 16  # a mask with more distinct values has soft edges
 TOGETHER = 8  # images that a worker reads at a time
 MOST_WORKERS = 16
 T = TypeVar("T")
+Size = tuple[int, int]  # height, width
+Group = tuple[int, int]  # codes of object and attribute
+Box = tuple[float, float, float, float]  # x, y, width and height in pixels
+Labels = tuple[int | None, ...]
+Names = tuple[str, ...]  # of classes, in the order of their labels, or of images
 IGNORE = 255  # value in integer masks for neither object nor background
 HELD_OUT = 10  # every tenth training image of each class is `val` where a release has no such split
 
@@ -74,16 +80,18 @@ class Sample:
         box: x, y, width and height of the object in pixels.
         points: [P, 3] float32: x and y of each key point in pixels, and 1 where it is visible.
         id: A name that is unique in the dataset.
+        normalised: Whether the image is already what a model takes, in place of raw pixels.
     """
 
     image: Tensor
     label: int | None
-    group: tuple[int, int] | None = None
+    group: Group | None = None
     mask: Tensor | None = None
     parts: Tensor | None = None
-    box: tuple[float, float, float, float] | None = None
+    box: Box | None = None
     points: Tensor | None = None
     id: str = ""
+    normalised: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,7 @@ class Dataset(Protocol):
         ...
 
     @property
-    def classes(self) -> tuple[str, ...]:
+    def classes(self) -> Names:
         """The names of the labels, in order; empty for a dataset without labels."""
         ...
 
@@ -153,19 +161,19 @@ def capabilities(data: Dataset) -> frozenset[str]:
     return frozenset()
 
 
-def sample_ids(data: Dataset) -> tuple[str, ...]:
+def sample_ids(data: Dataset) -> Names:
     """The id of each sample, without reading it."""
     ids = getattr(data, "ids", None)
     return tuple(ids) if ids else tuple(f"{data.name}:{index}" for index in range(len(data)))
 
 
-def sample_labels(data: Dataset) -> tuple[int | None, ...]:
+def sample_labels(data: Dataset) -> Labels:
     """The label of each sample; samples are read only if the dataset has no attribute `labels`."""
     labels = getattr(data, "labels", None)
     return tuple(labels if labels is not None else (data[i].label for i in range(len(data))))
 
 
-def sample_digests(data: Dataset, start: int = 0, stop: int | None = None) -> list[str]:
+def sample_digests(data: Any, start: int = 0, stop: int | None = None) -> list[str]:
     """A digest of each sample from `start` to `stop`, which does not depend on other samples."""
     stop = len(data) if stop is None else stop
     if hasattr(data, "digests"):
@@ -204,11 +212,11 @@ class Subset:
     rows: tuple[int, ...]
 
     @property
-    def classes(self) -> tuple[str, ...]:
+    def classes(self) -> Names:
         return self.data.classes
 
     @property
-    def places(self) -> tuple[str, ...]:
+    def places(self) -> Names:
         return getattr(self.data, "places", ())
 
     @property
@@ -220,12 +228,12 @@ class Subset:
         return capabilities(self.data)
 
     @property
-    def ids(self) -> tuple[str, ...]:
+    def ids(self) -> Names:
         ids = sample_ids(self.data)
         return tuple(ids[row] for row in self.rows)
 
     @property
-    def labels(self) -> tuple[int | None, ...]:
+    def labels(self) -> Labels:
         labels = getattr(self.data, "labels", None)
         return tuple(labels[row] if labels else self.data[row].label for row in self.rows)
 
@@ -268,10 +276,10 @@ def path_and_split(rest: str, splits: Sequence[str], default: str = "test") -> t
     return Path(rest), default
 
 
-def part_of_train(items: Sequence[T], classes: Sequence[Hashable], split: str) -> list[T]:
-    """The items of a split of the training data: `trainval` has all, `val` every tenth of each
-    class, `train` the others. Nothing is random, so splits are the same on every machine."""
-    if split == "trainval":
+def part_of_train(items: Sequence[T], classes: Iterable[Hashable], split: str) -> list[T]:
+    """The items of a split of the training data: `val` has every tenth of each class, `train` the
+    others; all of any other split. Nothing is random, so splits are the same on every machine."""
+    if split not in ("train", "val"):
         return list(items)
     seen: Counter[Hashable] = Counter()
     part = []
@@ -291,6 +299,7 @@ _OURS = {  # form of a name -> the function that opens the dataset
     "cifar10:PATH[:SPLIT]": "labelled:open_cifar10",
     "cifar100:PATH[:SPLIT]": "labelled:open_cifar100",
     "coco:PATH[:SPLIT]": "labelled:open_coco",
+    "coco-main:PATH[:SPLIT]": "labelled:open_coco_main",
     "cub:PATH[:SPLIT]": "shortcuts:open_cub",
     "domainnet:PATH[:DOMAIN][:SPLIT]": "shortcuts:open_domainnet",
     "folder:PATH": "photos:open_folder",
@@ -324,6 +333,9 @@ def register(name: str, opener: Opener, *, form: str = "PATH") -> None:
             Returns a `Dataset`.
         form: How the rest of the name is written, for messages.
 
+    Returns:
+        None.
+
     Example:
         >>> import seecause as sc
         >>> sc.data.register("mine", lambda rest: sc.data.open_data(f"critters:{rest}"))
@@ -336,8 +348,11 @@ def register(name: str, opener: Opener, *, form: str = "PATH") -> None:
     _FORMS[name] = f"{name}:{form}"
 
 
-def datasets() -> tuple[str, ...]:
+def datasets() -> Names:
     """How the name of each dataset is written, including those of plug-ins.
+
+    Returns:
+        One form such as `pets:PATH[:SPLIT]` for each dataset.
 
     Example:
         >>> import seecause as sc
@@ -389,12 +404,38 @@ def open_data(spec: str | Path, *, limit: Count | None = None) -> Dataset:
     if limit is None or len(data) <= limit:
         return data
     rows = evenly(range(len(data)), limit)
-    return data.take(rows) if hasattr(data, "take") else Subset(data.name, data, rows)
+    return cast(Any, data).take(rows) if hasattr(data, "take") else Subset(data.name, data, rows)
 
 
-def as_data(data: T | str | Path) -> T | Dataset:
-    """A dataset as it is, or the one of that name."""
-    return open_data(data) if isinstance(data, str | Path) else data
+class Named(Protocol):
+    """A dataset, or images that were read from one."""
+
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
+
+
+@overload
+def as_data(data: str | Path, *, limit: int | None = ...) -> Dataset: ...
+
+
+@overload
+def as_data(data: N, *, limit: int | None = ...) -> N: ...
+
+
+def as_data(data: Any, *, limit: int | None = None) -> Any:
+    """A dataset as it is, or the one of that name; of torch's datasets and loaders, one of
+    samples. `limit` is that of `open_data`."""
+    if isinstance(data, str | Path):
+        return open_data(data, limit=limit)
+    if not isinstance(getattr(data, "name", None), str) or not hasattr(data, "fingerprint"):
+        from seecause.data.batch import TorchData
+
+        data = TorchData(data) if not hasattr(data, "images") else data
+    few = limit is not None and len(data) > limit
+    return Subset(data.name, data, evenly(range(len(data)), limit)) if few else data
 
 
 # ---------------------------------------------------------------- images by name
@@ -410,7 +451,15 @@ def find_images(texts: Iterable[str | Path]) -> list[str]:
     for text in map(str, texts):
         path = Path(text)
         if path.is_dir():
-            names += map(str, _images_below(path))
+            found = images_in(path, {*SUFFIXES, *UNREADABLE})
+            if not found:
+                images = [p for p in sorted(path.rglob("*")) if p.suffix.lower() in SUFFIXES]
+                hidden = {p for p in images if any(n[0] == "." for n in p.relative_to(path).parts)}
+                masks = {mask_of(p) for p in images}
+                found = [p for p in images if p not in hidden | masks and p.is_file()]
+            if not found:
+                raise BadImage(text, "a folder without images", f"give a folder with {kinds()}")
+            names += map(str, found)
         elif sample_of(text) or path.exists():
             names.append(text)
         elif set(text) & set("*?["):
@@ -428,19 +477,6 @@ def images_in(folder: Path, suffixes: Collection[str] = SUFFIXES) -> list[Path]:
     """The images of one folder, sorted, without hidden files."""
     files = (path for path in folder.iterdir() if path.suffix.lower() in suffixes)
     return sorted(path for path in files if path.name[0] != "." and path.is_file())
-
-
-def _images_below(folder: Path) -> list[Path]:
-    found = images_in(folder, {*SUFFIXES, *UNREADABLE})
-    if not found:
-        below = (path for path in folder.rglob("*") if path.is_file())
-        seen = sorted(p for p in below if not any(n[0] == "." for n in p.relative_to(folder).parts))
-        images = [path for path in seen if path.suffix.lower() in SUFFIXES]
-        masks = {mask_of(path) for path in images}
-        found = [path for path in images if path not in masks]
-    if not found:
-        raise BadImage(str(folder), "a folder without images", f"give a folder with {kinds()}")
-    return found
 
 
 def mask_of(image: Path) -> Path | None:
@@ -475,6 +511,9 @@ def open_image(text: str) -> Image.Image:
         text: A file, or a sample such as `critters:clean:test#3` or `pets:PATH#0`, counted from 0
             in the order of the dataset.
 
+    Returns:
+        A PIL image.
+
     Example:
         >>> import seecause as sc
         >>> sc.data.open_image("critters:clean:test#3").size
@@ -490,7 +529,7 @@ class ImageFacts:
 
     label: str | None = None
     mask: Tensor | None = None
-    size: tuple[int, int] | None = None
+    size: Size | None = None
 
 
 class ImageOpener:
@@ -530,9 +569,34 @@ class ImageOpener:
 
 
 def default_workers(count: int) -> int:
-    """How many processes read `count` images: one for each core, none for few images."""
+    """How many processes read `count` images: as many as SEECAUSE_WORKERS says, or one for each
+    core, none for few images."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return 0 if count < 4 * TOGETHER else min(cores or 1, MOST_WORKERS)
+    usual = 0 if count < 4 * TOGETHER else min(cores or 1, MOST_WORKERS)
+    given = os.environ.get("SEECAUSE_WORKERS") or str(usual)
+    if not given.isdecimal():
+        raise BadOption("SEECAUSE_WORKERS", given, "a whole number of processes")
+    return int(given)
+
+
+_readers: ContextVar[int | None] = ContextVar("seecause_readers", default=0)
+
+
+@contextmanager
+def reading_with(workers: int | None) -> Iterator[None]:
+    """Datasets that are read as a whole inside the block are read by that many processes, with the
+    same results; None is `default_workers`. Elsewhere this process reads them."""
+    token = _readers.set(workers)
+    try:
+        yield
+    finally:
+        _readers.reset(token)
+
+
+def readers(data: Dataset, count: int) -> int:
+    """How many processes read `count` samples: none of data that is rendered, not decoded."""
+    workers = default_workers(count) if (chosen := _readers.get()) is None else chosen
+    return workers if workers and "counterfactuals" not in capabilities(data) else 0
 
 
 def read_ahead(read: Callable[[int], T], count: int, workers: int) -> Iterator[T]:
@@ -644,6 +708,9 @@ def to_pil(image: Tensor) -> Image.Image:
 
     Args:
         image: [3, H, W] in [0, 1].
+
+    Returns:
+        A PIL image.
 
     Example:
         >>> import seecause as sc, torch

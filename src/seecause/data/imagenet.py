@@ -45,7 +45,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seecause.data.dataset import IGNORE, path_and_split
+from seecause.data.dataset import IGNORE, Names, path_and_split
 from seecause.data.photos import Layout, Photo, Photos, class_photos
 from seecause.errors import BadImage
 from seecause.models.preprocess import decode_image, first_line, read_image
@@ -57,7 +57,7 @@ _IMAGENET = Layout(
 
 
 @cache
-def imagenet_wnids() -> tuple[str, ...]:
+def imagenet_wnids() -> Names:
     """The 1,000 WordNet ids in the order of the labels."""
     from timm.data import ImageNetInfo
 
@@ -65,7 +65,7 @@ def imagenet_wnids() -> tuple[str, ...]:
 
 
 @cache
-def imagenet_classes() -> tuple[str, ...]:
+def imagenet_classes() -> Names:
     """The names of the 1,000 classes in the order of the labels."""
     from timm.data import ImageNetInfo
 
@@ -77,15 +77,13 @@ def open_imagenet(rest: str) -> Photos:
     path, split = path_and_split(rest, ("train", "val"), "val")
     photos: list[Photo] = []
     for folder in _IMAGENET.folders(path / split):
-        photos += class_photos(folder, _label(folder, folder.name, _IMAGENET))
-    if not photos:
-        raise _IMAGENET.refusal(path / split, "no class folders in it")
+        photos += class_photos(folder, _label(folder, folder.name))
     return Photos(f"imagenet:{rest}", imagenet_classes(), photos)
 
 
-def _label(folder: Path, wnid: str, layout: Layout) -> int:
+def _label(folder: Path, wnid: str) -> int:
     if wnid not in imagenet_wnids():
-        raise layout.refusal(folder, "not the WordNet id of an ImageNet-1k class")
+        raise _IMAGENET.refusal(folder, "not the WordNet id of an ImageNet-1k class")
     return imagenet_wnids().index(wnid)
 
 
@@ -109,7 +107,6 @@ def open_imagenet_s(rest: str) -> Photos:
     """The validation photos with masks of their own class."""
     root = Path(rest)
     folders = _IMAGENET_S.folders(root / "validation")
-    _IMAGENET_S.folders(root / "validation-segmentation")
     categories = {kept_class(folder.name) for folder in folders}
     lists = list(root.glob("ImageNetS_categories_im*.txt"))
     if len(lists) == 1:
@@ -120,10 +117,7 @@ def open_imagenet_s(rest: str) -> Photos:
     number = {wnid: place for place, wnid in enumerate(sorted(categories), start=1)}
     photos = []
     for folder in folders:
-        wnid = kept_class(folder.name)
-        if wnid not in number:
-            raise _IMAGENET_S.refusal(folder, "not the WordNet id of an ImageNet-S category")
-        for photo in class_photos(folder, _label(folder, wnid, _IMAGENET_S)):
+        for photo in class_photos(folder, _label(folder, kept_class(folder.name))):
             mask = root / "validation-segmentation" / folder.name / f"{photo.path.stem}.png"
             photos.append(replace(photo, mask=mask))
     reader = partial(_read_category, number)
@@ -158,8 +152,8 @@ _HARD = Layout("expected PATH/data/validation-*.parquet with the columns image a
 
 def open_imagenet_hard(rest: str) -> Photos:
     """All validation images, in the order of the files."""
-    folder, photos = Path(rest) / "data", []
-    for path in sorted(folder.glob("validation-*.parquet")):
+    photos = []
+    for path in sorted(Path(rest).glob("data/validation-*.parquet")):
         with _HARD.reading(path), pq.ParquetFile(path) as file:
             file.schema_arrow.field("image")
             for group in range(file.num_row_groups):
@@ -167,8 +161,6 @@ def open_imagenet_hard(rest: str) -> Photos:
                 for row, classes in enumerate(listed):
                     label = range(IMAGENET_CLASSES)[classes[0]]
                     photos.append(Photo(path, f"{path.name}:{group}:{row}", label))
-    if not photos:
-        raise _HARD.refusal(folder, "no validation-*.parquet in it")
     return Photos(f"imagenet-hard:{rest}", imagenet_classes(), photos, read_image=_read_row)
 
 
@@ -211,13 +203,11 @@ def open_imagenet9(rest: str) -> Photos:
     masked = variant in SHOWING_OBJECT and masks.is_dir()
     photos = []
     for part in _IN9.folders(folder):
-        if part.name.partition("_")[0] not in {f"0{label}" for label in range(len(IN9_CLASSES))}:
-            raise _IN9.refusal(part, "not the folder of an ImageNet-9 class")
-        for photo in class_photos(part, int(part.name[:2])):
+        with _IN9.reading(part):
+            label = range(len(IN9_CLASSES))[int(part.name.partition("_")[0])]
+        for photo in class_photos(part, label):
             mask = masks / part.name / f"{object_of(photo.path.stem)}.npy" if masked else None
             photos.append(replace(photo, mask=mask))
-    if not photos:
-        raise _IN9.refusal(folder, "no class folders in it")
     return Photos(f"imagenet9:{root}:{variant}", IN9_CLASSES, photos, _read_object)
 
 
@@ -240,12 +230,10 @@ def _read_object(photo: Photo) -> Tensor:
 def read_in9_map(path: str | Path) -> Tensor:
     """[1000] int64: the class of ImageNet-9 that each class of ImageNet-1k belongs to, or -1."""
     path = Path(path)
-    listed = _IN9_MAP.json(path)
+    listed, known = _IN9_MAP.json(path), range(-1, len(IN9_CLASSES))
     with _IN9_MAP.reading(path):
-        values = [listed[str(place)] for place in range(IMAGENET_CLASSES)]
-        if len(listed) != IMAGENET_CLASSES or not set(values) <= {*range(-1, len(IN9_CLASSES))}:
-            raise ValueError("other classes")
-        return torch.tensor(values, dtype=torch.int64)
+        values = [known.index(listed[str(place)]) - 1 for place in range(IMAGENET_CLASSES)]
+    return torch.tensor(values)
 
 
 def find_in9_map(name: str) -> Path:

@@ -18,6 +18,9 @@ it. Crowd regions, in which no single object can be told, are neither object nor
 without an object are skipped. Outlines are filled by Pillow: a mask may differ from that of
 pycocotools at its edge.
 
+`coco-main:PATH[:val|train]`: those of these photos that show one object and nothing else, on at
+least 5 % of the photo. A group of both is (category, super-category).
+
 `food101:PATH[:test|train]`: Food-101 (Bossard et al. 2014).
 
     images/<class>/<number>.jpg   meta/classes.txt   meta/test.txt   meta/train.txt
@@ -50,6 +53,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,9 +63,9 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from seecause.data.dataset import IGNORE, part_of_train, path_and_split
+from seecause.data.dataset import IGNORE, Size, path_and_split
 from seecause.data.imagenet import imagenet_classes
-from seecause.data.photos import Layout, Photo, Photos, class_photos
+from seecause.data.photos import Layout, Photo, Photos, class_photos, split_of
 from seecause.errors import BadImage
 from seecause.models.preprocess import read_ids
 
@@ -101,8 +105,8 @@ def read_trimap(photo: Photo) -> Tensor:
     """[H, W] uint8: 1 animal, 0 background, IGNORE border."""
     assert photo.mask is not None
     ids = torch.from_numpy(read_ids(photo.mask))
-    if ids.min() < 1 or ids.max() > 3:
-        odd = f"a trimap with values {int(ids.min())} to {int(ids.max())}"
+    if (values := {*ids.unique().tolist()}) - {1, 2, 3}:
+        odd = f"a trimap with values {values}"
         raise BadImage(str(photo.mask), odd, "expected 1 animal, 2 background, 3 border")
     return _TRIMAP[ids]
 
@@ -112,10 +116,11 @@ _COCO = Layout(
     " polygons [x, y, x, y, ...] or uncompressed run lengths"
 )
 Record = Mapping[str, Any]
+MAIN = 0.05  # the least share of a photo that its one object covers
 
 
-def open_coco(rest: str) -> Photos:
-    """The photos of one split that show an object of a known category."""
+def open_coco(rest: str, *, alone: bool = False) -> Photos:
+    """The photos of one split that show an object of a known category; or one `alone`."""
     root, split = path_and_split(rest, ("val", "train"), default="val")
     source = root / "annotations" / f"instances_{split}2017.json"
     content = _COCO.json(source)
@@ -123,6 +128,8 @@ def open_coco(rest: str) -> Photos:
     with _COCO.reading(source):
         categories = sorted(content["categories"], key=lambda row: row["id"])
         labels = {row["id"]: place for place, row in enumerate(categories)}
+        above = {row["id"]: row.get("supercategory", "") for row in categories}
+        kinds = sorted(set(above.values()))
         objects, crowds = defaultdict[int, list[Record]](list), defaultdict[int, list[Any]](list)
         for row in content["annotations"]:
             if row["iscrowd"]:
@@ -131,17 +138,26 @@ def open_coco(rest: str) -> Photos:
                 objects[row["image_id"]].append(row)
         for image in content["images"]:
             main = main_category(objects[image["id"]])
+            known = objects[image["id"]]
             if main is None:
+                continue
+            few = len(known) + len(crowds[image["id"]]) == 1
+            if alone and not (few and known[0]["area"] >= MAIN * image["height"] * image["width"]):
                 continue
             path = root / f"{split}2017" / image["file_name"]
             id = str(Path(image["file_name"]).with_suffix(""))
-            own = [o["segmentation"] for o in objects[image["id"]] if o["category_id"] == main]
+            own = [o["segmentation"] for o in known if o["category_id"] == main]
             outlines[id] = ((image["height"], image["width"]), own, crowds[image["id"]])
-            photos.append(Photo(path, id, labels[main], source))
-    if not photos:
-        raise _COCO.refusal(source, "no photo with an object")
-    classes = tuple(str(row["name"]) for row in categories)
-    return Photos(f"coco:{root}:{split}", classes, photos, partial(_draw_objects, outlines))
+            group = (labels[main], kinds.index(above[main]))
+            photos.append(Photo(path, id, labels[main], source, group))
+    classes, name = tuple(str(row["name"]) for row in categories), f"coco{'-main' * alone}"
+    draw = partial(_draw_objects, outlines)
+    return Photos(f"{name}:{root}:{split}", classes, photos, draw, tuple(kinds))
+
+
+def open_coco_main(rest: str) -> Photos:
+    """The photos of one split that show one object alone."""
+    return open_coco(rest, alone=True)
 
 
 def main_category(objects: Iterable[Record]) -> int | None:
@@ -164,7 +180,7 @@ def _draw_objects(
     return objects.to(torch.uint8).masked_fill(crowd & ~objects, IGNORE)
 
 
-def filled(outlines: Iterable[Any], size: tuple[int, int]) -> Tensor:
+def filled(outlines: Iterable[Any], size: Size) -> Tensor:
     """[H, W] bool: the pixels inside outlines: lists of polygons, or run lengths."""
     canvas = Image.new("1", (size[1], size[0]))
     draw, mask = ImageDraw.Draw(canvas), torch.zeros(size, dtype=torch.bool)
@@ -179,7 +195,7 @@ def filled(outlines: Iterable[Any], size: tuple[int, int]) -> Tensor:
     return mask | torch.from_numpy(np.array(canvas))
 
 
-def run_lengths(counts: Iterable[int], size: tuple[int, int]) -> Tensor:
+def run_lengths(counts: Iterable[int], size: Size) -> Tensor:
     """[H, W] bool of lengths of runs down the columns: off, on, off ...; ValueError if they do not
     fill the image."""
     counts = [int(count) for count in counts]
@@ -208,50 +224,51 @@ def open_food101(rest: str) -> Photos:
     return Photos(f"food101:{root}:{split}", tuple(classes), photos)
 
 
+_CIFAR = Layout("give the folder of the release's python version, or the one that contains it")
+
+
 def open_cifar10(rest: str) -> Photos:
     """CIFAR-10."""
-    files = {"test": ["test_batch"], "train": [f"data_batch_{number}" for number in range(1, 6)]}
+    train = [f"data_batch_{number}" for number in range(1, 6)]
     keys = ("batches.meta", b"labels", b"label_names")
-    return _open_cifar("cifar10", "cifar-10-batches-py", files, keys, rest)
+    return _open_cifar("cifar10", "cifar-10-batches-py", ["test_batch"], train, keys, rest)
 
 
 def open_cifar100(rest: str) -> Photos:
     """CIFAR-100 with fine labels."""
-    files = {"test": ["test"], "train": ["train"]}
     keys = ("meta", b"fine_labels", b"fine_label_names")
-    return _open_cifar("cifar100", "cifar-100-python", files, keys, rest)
+    return _open_cifar("cifar100", "cifar-100-python", ["test"], ["train"], keys, rest)
 
 
 def _open_cifar(
     release: str,
     folder: str,
-    files: Mapping[str, list[str]],
+    test: list[str],
+    train: list[str],
     keys: tuple[str, bytes, bytes],
     rest: str,
 ) -> Photos:
-    layout = Layout(f"give the folder {folder} of the release's python version")
     path, split = path_and_split(rest, TRAIN_SPLITS)
     root = path / folder if (path / folder).is_dir() else path
     meta, labels, names = keys
-    with layout.reading(root / meta):
-        classes = tuple(name.decode() for name in layout.pickle(root / meta)[names])
     photos, pixels = list[Photo](), {}
-    for file in files["test" if split == "test" else "train"]:
-        with layout.reading(root / file):
-            content = layout.pickle(root / file)
-            pixels[file] = content[b"data"].reshape(len(content[labels]), 3, 32, 32)
-            for row, label in enumerate(content[labels]):
-                label = range(len(classes))[label]
-                photos.append(Photo(root / file, f"{file}/{row}", label))
-    if split != "test":
-        photos = part_of_train(photos, [photo.label for photo in photos], split)
+    with _CIFAR.reading(root):
+        classes = tuple(name.decode() for name in _CIFAR.pickle(root / meta)[names])
+        for file in test if split == "test" else train:
+            content = _CIFAR.pickle(root / file)
+            for row, (image, label) in enumerate(
+                zip(content[b"data"], content[labels], strict=True)
+            ):
+                id = f"{file}/{row}"
+                pixels[id] = image.reshape(3, 32, 32)
+                photos.append(Photo(root / file, id, range(len(classes))[label]))
+    photos = split_of(photos, split)
     reader = partial(_read_cifar, pixels)
     return Photos(f"{release}:{path}:{split}", classes, photos, read_image=reader)
 
 
 def _read_cifar(pixels: Mapping[str, np.ndarray], photo: Photo) -> Image.Image:
-    file, row = photo.id.split("/")
-    return Image.fromarray(pixels[file][int(row)].transpose(1, 2, 0))
+    return Image.fromarray(pixels[photo.id].transpose(1, 2, 0))
 
 
 _TINY = Layout("give the folder tiny-imagenet-200 with wnids.txt, words.txt, train/ and val/")
@@ -268,9 +285,9 @@ def open_tiny_imagenet(rest: str) -> Photos:
             photos.append(Photo(root / "val" / "images" / name, name, label))
     else:
         for label, wnid in enumerate(wnids):
-            for path in (photo.path for photo in class_photos(root / "train" / wnid / "images", 0)):
-                photos.append(Photo(path, f"{wnid}/{path.name}", label))
-        photos = part_of_train(photos, [photo.label for photo in photos], split)
+            for photo in class_photos(root / "train" / wnid / "images", label):
+                photos.append(replace(photo, id=f"{wnid}/{photo.path.name}"))
+        photos = split_of(photos, split)
     columns = {"wnid": str, "names": str}
     words = dict(_TINY.table(root / "words.txt", columns, separator="\t"))
     classes = tuple(words.get(wnid, wnid).split(",")[0] for wnid in wnids)

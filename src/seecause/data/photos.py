@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -34,12 +34,17 @@ from torch import Tensor
 
 from seecause.data.dataset import (
     MASKS,
+    Box,
     Dataset,
+    Group,
+    Labels,
+    Names,
     Sample,
     Subset,
     capabilities,
     images_in,
     mask_of,
+    part_of_train,
     read_mask,
     sample_digests,
 )
@@ -59,8 +64,8 @@ class Photo:
     id: str
     label: int | None = None
     mask: Path | None = None
-    group: tuple[int, int] | None = None
-    box: tuple[float, float, float, float] | None = None
+    group: Group | None = None
+    box: Box | None = None
     points: tuple[tuple[float, float, float], ...] | None = None
 
 
@@ -80,26 +85,31 @@ class Photos:
     """A dataset of image files. A file that is missing or damaged raises when it is read."""
 
     name: str
-    classes: tuple[str, ...]
+    classes: Names
     photos: Sequence[Photo]
     read_mask: Callable[[Photo], Tensor] = read_photo_mask  # [H, W] as in `Sample`
-    places: tuple[str, ...] = ()  # names of the second code of groups
+    places: Names = ()  # names of the second code of groups
     read_image: Callable[[Photo], Image.Image] = read_photo
+
+    def __post_init__(self) -> None:
+        if not self.photos:
+            expected = "an image; check the folder, its lists and the split (docs/data.md)"
+            raise DataMissing(self.name, "no image is listed", expected)
 
     @property
     def capabilities(self) -> frozenset[str]:
         return frozenset({"masks"} if any(photo.mask for photo in self.photos) else ())
 
     @property
-    def ids(self) -> tuple[str, ...]:
+    def ids(self) -> Names:
         return tuple(photo.id for photo in self.photos)
 
     @property
-    def labels(self) -> tuple[int | None, ...]:
+    def labels(self) -> Labels:
         return tuple(photo.label for photo in self.photos)
 
     @property
-    def groups(self) -> tuple[tuple[int, int] | None, ...]:
+    def groups(self) -> tuple[Group | None, ...]:
         return tuple(photo.group for photo in self.photos)
 
     def __len__(self) -> int:
@@ -126,7 +136,9 @@ class Photos:
         """A digest of names, labels and file sizes: reading all bytes of a large dataset is
         slow."""
         files = [path for photo in self.photos for path in (photo.path, photo.mask) if path]
-        sizes = {path: path.stat().st_size for path in dict.fromkeys(files) if path.is_file()}
+        sizes: dict[Path | None, int] = {
+            path: path.stat().st_size for path in dict.fromkeys(files) if path.is_file()
+        }
         return digest(*(_facts(p, sizes.get(p.path), sizes.get(p.mask)) for p in self.photos))
 
     def digests(self, start: int, stop: int) -> list[str]:
@@ -220,15 +232,15 @@ class Layout(str):
         found = []
         with self.reading(path):
             names = [name.strip() for name in next(rows, [])] if header else list(columns)
-            for name in columns:
-                if name not in names:
-                    raise self.refusal(path, f"no column {name}")
-            places = [names.index(name) for name in columns]
+            if missing := columns.keys() - set(names):
+                raise self.refusal(path, f"no column {min(missing)}")
             for row in rows:
                 try:
-                    taken = zip(places, columns.values(), strict=True)
-                    found.append(tuple(take(row[place].strip()) for place, take in taken))
-                except (ValueError, IndexError):
+                    fields = dict(zip(names, row, strict=False))
+                    found.append(
+                        tuple(take(fields[name].strip()) for name, take in columns.items())
+                    )
+                except (ValueError, KeyError):
                     line = " ".join(row)[:80]
                     raise self.refusal(path, f"the line {line!r} cannot be read") from None
         if not found:
@@ -238,8 +250,6 @@ class Layout(str):
     def pickle(self, path: Path) -> dict[Any, Any]:
         """The dictionary in a pickle of plain values and numpy arrays; no other code runs. Text of
         Python 2 is returned as bytes."""
-        if not path.is_file():
-            raise self.refusal(path, "no such file")
         with self.reading(path):
             return _Unpickler(BytesIO(path.read_bytes()), encoding="bytes").load()
 
@@ -249,8 +259,13 @@ class _Unpickler(pickle.Unpickler):
         if module == "numpy" and name in ("ndarray", "dtype"):
             return getattr(np, name)
         if module.endswith("core.multiarray") and name == "_reconstruct":
-            return np._core.multiarray._reconstruct
+            return cast(Any, np)._core.multiarray._reconstruct
         raise pickle.UnpicklingError(f"it would load {module}.{name}")
+
+
+def split_of(photos: list[Photo], split: str) -> list[Photo]:
+    """The photos of a split of the training data; all of any other split."""
+    return part_of_train(photos, [photo.label for photo in photos], split)
 
 
 def class_photos(folder: Path, label: int | None) -> list[Photo]:
@@ -281,7 +296,7 @@ def open_folder(rest: str) -> Photos:
     photos = _photos_of(root, classes)
     if len(classes) < len(folders) and not any(photo.mask for photo in photos):
         classes, photos = folders, _photos_of(root, folders)  # a class with the name "masks"
-    places: tuple[str, ...] = ()
+    places: Names = ()
     if (file := root / "groups.csv").is_file():
         columns = {"file": str, "background": str}
         listed = dict(_GROUPS.table(file, columns, separator=",", header=True))
@@ -372,7 +387,7 @@ def open_pairs(rest: str) -> PairedData:
     first, _, second = rest.partition(":")
     if not second:
         raise _PAIRS.refusal(first, "one folder only")
-    data, others = open_folder(first), open_folder(second)
+    data, others = cast(Any, open_folder(first)), cast(Any, open_folder(second))
     for name in sorted(set(data.ids) ^ set(others.ids)):
         where = second if name in data.ids else first
         raise _PAIRS.refusal(where, f"{name} has no second version here")

@@ -81,9 +81,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seecause.data.dataset import part_of_train, path_and_split
+from seecause.data.dataset import Names, Size, path_and_split
 from seecause.data.labelled import run_lengths
-from seecause.data.photos import Layout, Photo, Photos, class_photos
+from seecause.data.photos import Layout, Photo, Photos, class_photos, split_of
 from seecause.errors import BadImage, MissingExtra
 from seecause.models.preprocess import first_line, read_grey
 
@@ -96,8 +96,7 @@ def open_cub(rest: str) -> Photos:
     """Photos with box and key points, and masks if there are segmentations."""
     root, split = path_and_split(rest, ("train", "val", "trainval", "test"))
     photos = _birds(root, root / "images", train=split != "test")
-    if split != "test":
-        photos = part_of_train(photos, [photo.label for photo in photos], split)
+    photos = split_of(photos, split)
     return Photos(f"cub:{root}:{split}", _bird_classes(root), photos, read_votes)
 
 
@@ -114,34 +113,27 @@ def open_waterbird200(rest: str) -> Photos:
 
 def _birds(root: Path, images: Path, *, train: bool) -> list[Photo]:
     """The training or the test photos of CUB, in the order of images.txt."""
-    kinds = {"image_class_labels": int, "train_test_split": int, "bounding_boxes": float}
-    known: dict[str, dict[str, Any]] = {}  # by list and id
-    for name, kind in kinds.items():
-        sides = ("x", "y", "width", "height") if kind is float else ("code",)
-        columns = {"id": str, **dict.fromkeys(sides, kind)}
-        known[name] = {id: fields for id, *fields in _CUB.table(root / f"{name}.txt", columns)}
+    code = {"id": str, "code": int}
+    labels = dict(_CUB.table(root / "image_class_labels.txt", code))
+    sides = dict.fromkeys(("x", "y", "width", "height"), float)
+    boxes = {id: box for id, *box in _CUB.table(root / "bounding_boxes.txt", {"id": str, **sides})}
+    splits = dict(_CUB.table(root / "train_test_split.txt", code))
     points = defaultdict[str, dict[int, Any]](dict)
     columns = {"id": str, "part": int, **dict.fromkeys(("x", "y", "visible"), float)}
     for id, part, *place in _CUB.table(root / "parts" / "part_locs.txt", columns):
         points[id][part] = tuple(place)
     masks, photos = _segmentations(root), []
     for id, file in _CUB.table(root / "images.txt", {"id": str, "class/file.jpg": str}):
-        for name in known:
-            if id not in known[name]:
-                raise _CUB.refusal(root / f"{name}.txt", f"no line for photo {id}")
-        if known["train_test_split"][id] != [int(train)]:
-            continue
         mask = masks / Path(file).with_suffix(".png") if masks else None
-        box = tuple(known["bounding_boxes"][id])
         own = tuple(points[id].get(part, (0.0,) * 3) for part in range(1, POINTS + 1))
-        (label,) = known["image_class_labels"][id]
-        photos.append(Photo(images / file, file, label - 1, mask, box=box, points=own))
-    if not photos:
-        raise _CUB.refusal(root, "no photo in this split")
+        with _CUB.reading(f"{root}, the lines of photo {id}"):
+            box = tuple(boxes[id])
+            photo = Photo(images / file, file, labels[id] - 1, mask, box=box, points=own)
+            photos += [photo] if splits[id] == train else []
     return photos
 
 
-def _bird_classes(root: Path) -> tuple[str, ...]:
+def _bird_classes(root: Path) -> Names:
     """Names such as `001.Black_footed_Albatross`, in the order of the labels."""
     names = _CUB.table(root / "classes.txt", {"id": int, "name": str})
     return tuple(name for _, name in sorted(names))
@@ -178,8 +170,6 @@ def open_waterbirds(rest: str) -> Photos:
         if part == SPLITS.index(split):
             mask = masks / Path(file).with_suffix(".png") if masks else None
             photos.append(Photo(root / file, file, label, mask, (label, place)))
-    if not photos:
-        raise _WATERBIRDS.refusal(root / "metadata.csv", f"no photo of the split {split}")
     name = f"waterbirds:{path}:{split}"
     return Photos(name, WATERBIRDS_CLASSES, photos, read_votes, WATERBIRDS_PLACES)
 
@@ -195,6 +185,9 @@ _METASHIFT = Layout("expected PATH/train/cat/cat(place)/*.jpg and PATH/test/...,
 _GROUP = re.compile(r"(?P<animal>[^()]+)\((?P<place>[^()]+)\)")
 
 
+Placed = list[tuple[Photo, str]]  # photos and the words for their places
+
+
 def open_metashift(rest: str) -> Photos:
     """The photos of one split with their group. Places are numbered alphabetically over both
     folders."""
@@ -206,18 +199,18 @@ def open_metashift(rest: str) -> Photos:
     return Photos(f"metashift:{root}:{split}", METASHIFT_CLASSES, photos, places=tuple(places))
 
 
-def part_of_test(items: list[tuple[Photo, str]], split: str) -> list[tuple[Photo, str]]:
+def part_of_test(items: Placed, split: str) -> Placed:
     """DISC's validation photos, the other ones, or all."""
     from sklearn.model_selection import train_test_split
 
     if split == "test-all":
         return items
     val, _ = train_test_split(np.arange(len(items)), test_size=TEST_SHARE, random_state=0)
-    held = set(val.tolist())
+    held = set(np.asarray(val).tolist())
     return [item for place, item in enumerate(items) if (place in held) == (split == "val")]
 
 
-def _animals(folder: Path) -> list[tuple[Photo, str]]:
+def _animals(folder: Path) -> Placed:
     """The photos of one folder with their place, from the names of sub-folders."""
     found = []
     for label, animal in enumerate(METASHIFT_CLASSES):
@@ -226,8 +219,6 @@ def _animals(folder: Path) -> list[tuple[Photo, str]]:
             if not match or match["animal"] != animal:
                 raise _METASHIFT.refusal(part, f"its name is not like {animal}(place)")
             found += [(photo, match["place"]) for photo in class_photos(part, label)]
-    if not found:
-        raise _METASHIFT.refusal(folder, "no photos in it")
     return found
 
 
@@ -256,8 +247,6 @@ def open_celeba(rest: str) -> Photos:
         for name, part in (fields for fields in _fields(partition) if fields[1] != "partition"):
             if int(part) == SPLITS.index(split):
                 photos.append(Photo(images / name, name, groups[name][0], group=groups[name]))
-    if not photos:
-        raise _CELEBA.refusal(partition, f"no photo of the split {split}")
     return Photos(f"celeba:{root}:{split}", CELEBA_CLASSES, photos, places=CELEBA_PLACES)
 
 
@@ -278,18 +267,17 @@ def open_domainnet(rest: str) -> Photos:
         path, split = rest.rpartition(":")[0], last
     root, wanted = path_and_split(path, DOMAINS, default="")
     lists = {domain: root / f"{domain}_{split}.txt" for domain in DOMAINS}
-    chosen = [wanted] if wanted else [domain for domain in DOMAINS if lists[domain].is_file()]
+    found = [domain for domain in DOMAINS if lists[domain].is_file()]
+    chosen = [wanted] if wanted else found or ["real"]  # whose missing list is named
     names, photos = dict[int, str](), []
     for domain in chosen:
         for file, label in _DOMAINNET.table(lists[domain], {"photo": str, "label": int}):
             name = Path(file).parent.name.replace("_", " ")
             if names.setdefault(label, name) != name:
-                odd = f"{file} with the label {label}, which is {names[label]}"
-                raise _DOMAINNET.refusal(lists[domain], odd)
+                raise _DOMAINNET.refusal(lists[domain], f"two names of class {label}")
             photos.append(Photo(root / file, file, label, group=(label, DOMAINS.index(domain))))
-    if not photos:
-        raise _DOMAINNET.refusal(root, f"no list of a domain's {split} photos")
-    classes = tuple(names.get(label, f"class {label}") for label in range(max(names) + 1))
+    most = max(names, default=-1)
+    classes = tuple(names.get(label, f"class {label}") for label in range(most + 1))
     return Photos(f"domainnet:{path}:{split}", classes, photos, places=DOMAINS)
 
 
@@ -313,10 +301,8 @@ def open_siim(rest: str) -> Photos:
         listed = _SIIM.pickle(root / "cxr_tube_dict.pkl")
         tubes = {uid if isinstance(uid, str) else uid.decode(): t for uid, t in listed.items()}
     files = {path.stem: path for path in sorted((root / "dicom-images-train").glob("*/*/*.dcm"))}
-    lost = [uid for uid in runs if uid not in files]
-    if lost:
-        words = "%s: %d labelled images have no DICOM file and are skipped, %s first"
-        log.warning(words, root, len(lost), lost[0])
+    if lost := len(runs.keys() - files):
+        log.warning("%s: %d labelled images have no DICOM file and are skipped", root, lost)
     photos = []
     for uid in (uid for uid in runs if uid in files):
         label = int(any(row != _NEGATIVE for row in runs[uid]))
@@ -325,10 +311,7 @@ def open_siim(rest: str) -> Photos:
         parts = ["trainval"] if group is None else ["test", "non-robust" if agree else "robust"]
         if (split if split in _SIIM_TESTS else "trainval") in parts:
             photos.append(Photo(files[uid], uid, label, table, group))
-    if not photos:
-        raise _SIIM.refusal(root, f"no image in the split {split}")
-    if split not in _SIIM_TESTS:
-        photos = part_of_train(photos, [photo.label for photo in photos], split)
+    photos = split_of(photos, split)
     places, classes = ("no tube", "tube"), ("no pneumothorax", "pneumothorax")
     reader = partial(_read_runs, dict(runs))
     return Photos(f"siim:{root}:{split}", classes, photos, reader, places, read_xray)
@@ -342,7 +325,7 @@ def _read_runs(runs: dict[str, list[str]], photo: Photo) -> Tensor:
         return torch.stack([rle_mask(row, size) for row in runs[photo.id]]).any(dim=0)
 
 
-def rle_mask(runs: str, size: tuple[int, int]) -> Tensor:
+def rle_mask(runs: str, size: Size) -> Tensor:
     """[H, W] bool from pairs (gap, length) that run down the columns; ValueError if they do not
     fit."""
     numbers = [] if runs.strip() == _NEGATIVE else [int(number) for number in runs.split()]
