@@ -5,6 +5,7 @@
 
 base        the registry, and `run`: cells of an experiment on the runner of `sc.bench`
 caap        patch attribution by activation patching (CAAP), and every other method
+cigma       heads that read the background (CIGMA), their removal, and what it is compared with
 published   a file for each paper: printed values, and what computes each table and figure
 """
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
@@ -37,7 +37,7 @@ from seecause.registry import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
 Row = dict[str, Any]
-Drawn = Literal["", "lines", "bars", "radar"]
+Drawn = Literal["", "lines", "bars", "radar", "heat"]
 CHUNK = 25  # images of a cell
 RESULT = "experiment.json"
 QUICK = {
@@ -52,7 +52,7 @@ def _read(name: str) -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-PAPERS = {name: _read(name) for name in ("caap", "cigma", "hear", "ifam", "critters")}
+PAPERS = {name: _read(name) for name in ("caap", "cigma", "hear", "ifam", "critters", "ours")}
 MODELS: dict[str, dict[str, str]] = _read("models")  # keywords of `sc.load` by name
 PRINTED: dict[str, dict[str, Any]] = {  # tables and figures: titles, values, what computes them
     f"{paper}/{place}": about
@@ -94,6 +94,7 @@ class Experiment:
         hours: GPU hours, about.
         prepare: A function (model, data, folder, device, **options) that trains what has to be
             trained and returns the keywords of `sc.load` for it.
+        whole: Whether a cell gets all images, because something is fitted to them.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Experiment:
     differs: str = ""
     hours: float = 0
     prepare: Callable[..., dict[str, Any]] | None = None
+    whole: bool = False
 
 
 def experiment(name: str, **about: Any) -> Callable[[F], F]:
@@ -126,6 +128,11 @@ def experiment(name: str, **about: Any) -> Callable[[F], F]:
     Returns:
         A decorator of a function with the keywords of a cell, `limit` and `device`, which returns
         rows such as `{"image": ..., "aupr1": ...}`. `docs/bench.md` has an example.
+
+    Example:
+        >>> @experiment("ones", question="How many?", by="method", values={"count": "higher"})
+        ... def ones(*, limit, device):
+        ...     return [{"image": "a", "method": "ours", "count": 1.0}]
     """
 
     def register(function: F) -> F:
@@ -135,8 +142,39 @@ def experiment(name: str, **about: Any) -> Callable[[F], F]:
     return register
 
 
+def register_published(
+    module: str, functions: Mapping[str, Any], lower: Collection[str], **usual: Any
+) -> None:
+    """Register the entries of `published` that a module computes.
+
+    Args:
+        module: Its name.
+        functions: Its functions by name, for `run`, `prepare` and `cells`.
+        lower: Values of which less is better, unless an entry lists its own.
+        **usual: Fields of `Experiment` for entries that do not have them.
+    """
+    for name, about in PRINTED.items():
+        if HOMES.get(name) != module:
+            continue
+        given: dict[str, Any] = {"by": "method", "cells": [{}], "limit": 500, **usual}
+        if methods := about.get("methods"):
+            given["cells"] = [{"method": method, "asked": {"method": method}} for method in methods]
+        given |= {key.name: about[key.name] for key in fields(Experiment) if key.name in about}
+        given["run"] = functions[about["run"]]
+        if "prepare" in given:
+            given["prepare"] = functions[given["prepare"]]
+        if isinstance(given["cells"], str):
+            given["cells"] = functions[given["cells"]]()
+        values, low = (*about["values"], *about.get("also", ())), about.get("lower", lower)
+        given["values"] = {value: "lower" if value in low else "higher" for value in values}
+        _registry.add(name, Experiment(name=name, **given))
+
+
 def experiments() -> dict[str, Experiment]:
     """Return all experiments by name, those of other packages included.
+
+    Returns:
+        An `Experiment` for each name.
 
     Example:
         >>> experiments()["caap/table-1"].by
@@ -157,13 +195,8 @@ def listing() -> list[dict[str, Any]]:
     known, rows = experiments(), []
     for name in dict.fromkeys([*PRINTED, *sorted(known)]):
         entry, printed = known.get(name), PRINTED.get(name, {})
-        row = {
-            "experiment": name,
-            "shows": printed.get("title"),
-            "data": "",
-            "models": "",
-            "GPU hours": "",
-        }
+        row = {"experiment": name, "shows": printed.get("title")}
+        row |= {"data": "", "models": "", "GPU hours": ""}
         row["note"] = printed.get("command", "not built yet")
         if entry is not None:
             row |= {"shows": row["shows"] or entry.question, "data": ", ".join(entry.data)}
@@ -269,6 +302,12 @@ def _open_model(model: str, device: str) -> ImageModel:
     return load(**json.loads(model), device=device)
 
 
+@lru_cache(maxsize=1)
+def _part(part: str, device: str) -> Part:
+    """The images of a cell; they stay in memory for the next cell of the same images."""
+    return Part(**json.loads(part), device=device)
+
+
 @lru_cache(maxsize=2)
 def opened_data(data: str, limit: int | None) -> Dataset:
     """A dataset, opened once in each worker."""
@@ -343,10 +382,9 @@ def run(
     home = folder / name
     home.mkdir(parents=True, exist_ok=True)
     write_json(home / RESULT, record)
-    if rows:
+    if every := _rows_of(found, rows.values()):
         from seecause.report.experiments import write_results
 
-        every = [*chain(*rows.values())]
         table = table_of_rows(found, every)
         write_tables(table, home)
         write_results(
@@ -374,9 +412,14 @@ def read_table(folder: str | Path, name: str) -> Table:
         cells = cells_of(found, record["setting"], folder, record["device"])
     except (OSError, ValueError, KeyError, TypeError):
         raise BadOption("folder", str(folder), f"a folder that {name} was run in") from None
-    if not (rows := _finished(folder, cells)):
+    if not (rows := _rows_of(found, _finished(folder, cells).values())):
         raise BadOption("folder", str(folder), "a folder with finished cells of this version")
-    return table_of_rows(found, [*chain(*rows.values())])
+    return table_of_rows(found, rows)
+
+
+def _rows_of(found: Experiment, finished: Iterable[list[Row]]) -> list[Row]:
+    """The rows that have a value of `by`: the others belong to other tables."""
+    return [row for row in chain(*finished) if row.get(found.by) is not None]
 
 
 def _finished(folder: Path, cells: Sequence[Cell]) -> dict[str, list[Row]]:
@@ -425,11 +468,12 @@ def _table_of_group(experiment: Experiment, rows: Sequence[Row]) -> Table:
     printed = PRINTED.get(experiment.name, {})
     for line, row in firsts.items():
         known = printed.get("rows", {}).get(row[experiment.by])
-        column = [i for i, c in enumerate(printed.get("columns", ())) if c in row.values()]
+        heads = printed.get("columns")  # None: means over all models and data
+        column = [0] if heads is None else [i for i, c in enumerate(heads) if c in row.values()]
         for place, value in enumerate(printed.get("values", ()) if known and column else ()):
             pair = known[column[0] * len(printed["values"]) + place]
             cell = table.cells[line][value]
-            table.cells[line][value] = TableCell(**{**vars(cell), "published": tuple(pair)})
+            table.cells[line][value] = replace(cell, published=tuple(pair))
     return table
 
 
@@ -453,8 +497,9 @@ def cells_of(
             facts = [data.fingerprint, digest_file(weights) if weights.is_file() else ""]
             line = {"model": name, "data": label if several else ""}
             own = {"model": model, "data": spec, "limit": limit, "target": setting["target"]}
-            for start in range(0, len(data), CHUNK):
-                part = {**own, "start": start, "stop": min(start + CHUNK, len(data))}
+            each = len(data) if experiment.whole else CHUNK
+            for start in range(0, len(data), each):
+                part = {**own, "start": start, "stop": min(start + each, len(data))}
                 grid.append((line, part, facts))
     cells, known = [], keyword_options(function)
     for line, part, facts in grid or [({}, {}, [])]:
@@ -485,8 +530,11 @@ class ExperimentJob:
 
         def evaluate(cell: Cell) -> pa.Table:
             part, call, limit = (cell.arguments[key] for key in ("part", "call", "limit"))
-            if part:
-                return pa.Table.from_pylist(found.run(Part(**part, device=self.device), **call))
-            return pa.Table.from_pylist(found.run(**call, limit=limit, device=self.device))
+            given = {} if part else {"limit": limit, "device": self.device}
+            rows = found.run(
+                *[_part(json.dumps(part), self.device)] if part else [], **call, **given
+            )
+            columns = dict.fromkeys(chain(*rows))  # rows may have other columns than the first
+            return pa.table({name: [row.get(name) for row in rows] for name in columns})
 
         return evaluate

@@ -33,7 +33,7 @@ from seecause.data.dataset import open_data, path_and_split, sample_labels
 from seecause.engine.sweep import Sweep, selection, token_sets
 from seecause.engine.trace import Trace, attention_probs, record
 from seecause.errors import NotDefined
-from seecause.experiments.base import HOMES, PRINTED, Part, Row, experiment, opened_data
+from seecause.experiments.base import Part, Row, opened_data, register_published
 from seecause.files import atomic_folder, digest_json
 from seecause.loading import load, wrap
 from seecause.metrics import MetricInputs, measure
@@ -49,7 +49,8 @@ PRINTED_AS = {
     **{"aupr1": "AUPR_1", "aupr0": "AUPR_0", "pointing": "PG", "idsds": "IDSDS"},
 }
 LOW = ("ms", "Del", "Deletion", "background", "object erased", "carried over")  # lower is better
-TRAINING = {"pets": "trainval", "food101": "train", "critters": "train"}  # splits to learn from
+LEARNED = ("celeba", "cifar10", "cifar100", "critters", "food101", "tiny-imagenet", "waterbirds")
+TRAINING = {"pets": "trainval", **dict.fromkeys(LEARNED, "train")}  # splits to learn from
 Tails = Literal["source", "patched", "blank", "all"] | None
 Steps = Literal["rise", "patch"] | Count
 Order = Literal["pixel", "patch"]
@@ -117,37 +118,25 @@ def scores(
     steps: Steps = "rise",
     order: Order = "pixel",
     idsds: bool = False,
+    shows: Literal["numbers", "curves"] = "numbers",
 ) -> list[Row]:
     """The six metrics of the paper for one method, and milliseconds for a map, a row for each
-    image."""
+    image. Of "curves" the class score along insertion and deletion, a row for each image and step.
+    """
     layers: dict[str, Any] = {"tail": tail, "first_layer": first_layer, "cut": cut}
     batch, began = part.batch, time.perf_counter()
     maps = explained(part, asked, approx=approx, candidates=candidates, **layers)
     spent = torch.full((len(batch.images),), time.perf_counter() - began) / len(batch.images)
-    columns = measured(part, maps, idsds=idsds, steps=steps, order=order)
-    return listed(part, columns | {"ms": 1000 * spent})
-
-
-def curves(
-    part: Part,
-    *,
-    asked: Asked,
-    tail: Tails = None,
-    first_layer: Whole = 0,
-    candidates: Count | None = None,
-    steps: Steps = "rise",
-    order: Order = "pixel",
-) -> list[Row]:
-    """The class score along insertion and deletion, a row for each image and step."""
-    maps = explained(part, asked, tail=tail, first_layer=first_layer, candidates=candidates)
-    batch = part.batch
+    if shows == "numbers":
+        columns = measured(part, maps, idsds=idsds, steps=steps, order=order)
+        return listed(part, columns | {"ms": 1000 * spent})
     found = insertion_deletion(
         part.view, batch.images, maps, batch.labels, steps=steps, order=order
-    )
+    ).details
     rows = []
-    for place, share in enumerate(found.details["shares"].tolist()):
+    for place, share in enumerate(found["shares"].tolist()):
         names = ("Insertion", "Deletion")
-        drawn = {name: 100 * found.details[f"{name.lower()} curve"][:, place] for name in names}
+        drawn = {name: 100 * found[f"{name.lower()} curve"][:, place] for name in names}
         rows += [{**row, "share": share} for row in listed(part, drawn)]
     return rows
 
@@ -318,30 +307,4 @@ def confounding(part: Part, *, asked: Asked, cut: float | None = None) -> list[R
     return listed(part, values)
 
 
-FIELDS = (
-    "question",
-    "hours",
-    "data",
-    "models",
-    "against",
-    "quick",
-    "differs",
-    "x",
-    "figure",
-    "options",
-)
-for _name, _about in PRINTED.items():
-    if HOMES.get(_name) == __name__:
-        _methods = _about.get("methods", ())
-        experiment(
-            _name,
-            by=_about.get("by", "method"),
-            cells=_about.get(
-                "cells", [{"method": n, "asked": {"method": n}} for n in _methods] or [{}]
-            ),
-            values={v: "lower" if v in LOW else "higher" for v in _about["values"]},
-            printed=_about.get("printed", {}),
-            prepare=globals().get(_about.get("prepare", "")),
-            limit=_about.get("limit", 500),
-            **{name: _about[name] for name in FIELDS if name in _about},
-        )(globals()[_about["run"]])
+register_published(__name__, globals(), LOW)

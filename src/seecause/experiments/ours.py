@@ -1,0 +1,186 @@
+"""Our own methods, and the leaderboard of methods on worlds whose causes are known.
+
+ours/mosaic, mosaic-settings   mosaic beside all methods, and its options (functions of caap.py)
+ours/words                     do redirected heads change what a language model says?
+critters/leaderboard           every method, selector and plug-in against the truth, 0 to 1:
+
+    parts     the four parts of a creature, ranked by the logit that is lost where they are not
+              drawn: (1 + Spearman's correlation with the map summed over each part) / 2
+    causes    creature or background, whichever moves the prediction more when it is exchanged;
+              of a model that reads creatures and of one that reads backgrounds, in equal numbers:
+              area under the ROC curve of the map for the pixels of the cause
+    heads     the five heads of critters-planted through which alone the background is read: area
+              under the ROC curve of a selector's scores of all heads, for each 32 images
+    words     the heads of critters-llava: the share of edits, of the top 2 to 16 heads of a
+              ranking, that make the model say what it says of another image
+
+`random` is the level to beat: for parts it is above 0.5, because sums grow with a part's area.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seecause.attribution.attribute import attribute
+from seecause.attribution.registry import methods
+from seecause.background.heads import select, selectors
+from seecause.background.images import critter_images, logits_of
+from seecause.data.dataset import to_pil
+from seecause.experiments.base import Row, register_published
+from seecause.experiments.caap import Asked
+from seecause.loading import load
+from seecause.lvlm.attribute import (
+    attention_scores,
+    attribute_heads,
+    causal_scores,
+    random_orders,
+)
+from seecause.lvlm.bank import MeanBank, make_bank
+from seecause.lvlm.edit import edited_heads
+from seecause.lvlm.engine import MaskEngine
+from seecause.lvlm.model import LVLM, calibration_critters, load as load_lvlm
+from seecause.metrics.parts import measure_truth, part_importances
+from seecause.metrics.pixels import to_pixels
+from seecause.metrics.statistics import rank_correlation
+
+# ---------------------------------------------------------------- words
+
+COUNTS = (2, 4, 8, 16)  # heads that are redirected together
+RANKINGS: dict[str, Callable[[MaskEngine], Tensor]] = {
+    "derivative": lambda engine: attribute_heads(engine).coefficients,
+    "fit": lambda engine: attribute_heads(engine, how="fit", masks=1000).coefficients,
+    "causal": causal_scores,
+    "attention": attention_scores,
+    "random": lambda engine: random_orders(engine, 1, seed=engine.target)[0],
+}
+
+
+@lru_cache(maxsize=1)
+def _llava(device: str) -> tuple[LVLM, MeanBank]:
+    lvlm = load_lvlm("builtin:critters-llava", device=device)
+    return lvlm, make_bank(lvlm, calibration_critters())
+
+
+def redirected(*, ranking: str, limit: int | None, device: str) -> list[Row]:
+    """Whether the top heads of a ranking, which are shown another image while the model generates,
+    make it say what it says of that one."""
+    from seecause import critters
+    from seecause.critters.world import QUESTION
+
+    lvlm, bank = _llava(device)
+    rows = list[Row]()
+    images = critters.render(critters.draw("balanced", "test", max(2, limit or 32))).image
+    pictures = [to_pil(image) for image in images]
+    for i, picture in enumerate(pictures):  # the one before is another creature
+        engine = MaskEngine(lvlm, picture, QUESTION, bank, floor=None)
+        prompt, other = lvlm.prompt(picture, QUESTION), pictures[i - 1]
+        wanted = lvlm.speak(lvlm.prompt(other, QUESTION), 1)
+        order = RANKINGS[ranking](engine).flatten().argsort(descending=True).tolist()
+        for count in COUNTS:
+            heads = [divmod(head, lvlm.n_heads) for head in order[:count]]
+            with edited_heads(lvlm, heads, redirect=other):
+                changed = lvlm.speak(prompt, 1) == wanted
+            rows.append({"image": str(i), "heads": count, "changed": 100.0 * changed})
+    return rows
+
+
+# ---------------------------------------------------------------- the leaderboard
+
+IMAGES, TOGETHER = 128, 32  # by default; of a score of heads
+Scores = dict[str, float]  # by image
+
+
+def entries() -> list[dict[str, str]]:
+    """Every world with every method that competes in it, those of other packages included."""
+    known = {"parts": methods(), "causes": methods(), "heads": selectors(), "words": RANKINGS}
+    return [{"world": world, "method": name} for world, names in known.items() for name in names]
+
+
+def compete(
+    *,
+    world: str,
+    method: str,
+    limit: int | None,
+    device: str,
+    settings: Mapping[str, Asked] | None = None,
+) -> list[Row]:
+    """Scores of a method against the truth in one world; `settings` are options of methods."""
+    asked = {"method": method, **(settings or {}).get(method, {})}
+    scores = WORLDS[world](asked, limit or IMAGES, device)
+    return [{"data": world, "image": image, "score": score} for image, score in scores.items()]
+
+
+def area(values: Tensor, truth: Tensor) -> float:
+    """The area under the ROC curve of values for what is true."""
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(truth.flatten().cpu(), values.flatten().cpu()))
+
+
+@lru_cache(maxsize=2)
+def _scenes(name: str, regime: str, count: int, device: str) -> tuple[Any, Any, Any, Tensor]:
+    from seecause import critters
+
+    view = load(f"builtin:{name}", device=device)
+    latents = critters.draw(regime, "test", count, device=view.device)
+    truth = measure_truth(view, latents).drops if regime == "clean" else torch.zeros(())
+    return view, critter_images(view, latents), critters.render(latents).parts, truth
+
+
+def parts_world(asked: Asked, count: int, device: str) -> Scores:
+    view, images, parts, truth = _scenes("critters-vit", "clean", count, device)
+    maps = attribute(view, images.images, images.labels, **asked).maps
+    found = part_importances(to_pixels(maps, images.size), parts)[0].cpu()
+    values = (1 + rank_correlation(found, truth)) / 2
+    return dict(zip(images.ids, values.tolist(), strict=True))
+
+
+def causes_world(asked: Asked, count: int, device: str) -> Scores:
+    scores = Scores()
+    for name, regime in (("critters-vit", "clean"), ("critters-biased", "certified")):
+        view, images, parts, _ = _scenes(name, regime, count, device)
+        before, labels = logits_of(view, images.images).softmax(dim=1).max(dim=1)
+        shown = (images.other_background, images.other_object)
+        after = [logits_of(view, x).softmax(dim=1)[range(count), labels] for x in shown]
+        place = before - after[0] > before - after[1]  # is the background the cause?
+        truth = (parts == 0) == place.to(parts.device)[:, None, None]
+        maps = to_pixels(attribute(view, images.images, labels, **asked).maps, images.size)
+        for id, values, cause in zip(images.ids, maps, truth, strict=True):
+            scores[f"{name}, {id}"] = area(values, cause)
+    return scores
+
+
+def heads_world(asked: Asked, count: int, device: str) -> Scores:
+    view, images, _, _ = _scenes("critters-planted", "matted", count, device)
+    images, scores = images.with_masks(images.truth), Scores()
+    truth = torch.zeros(view.n_layers, view.n_heads)
+    for head, role in view.module.roles.items():
+        truth[head] = role == "background"
+    for number, rows in enumerate(torch.arange(count).split(TOGETHER)):
+        given = {"seed": number} if asked["method"] == "random" else dict(asked)
+        given.pop("method", None)
+        value = select(asked["method"], view, images.take(rows), **given).value
+        scores[f"images {number}"] = area(value.nan_to_num(nan=-1e9), truth)
+    return scores
+
+
+def words_world(asked: Asked, count: int, device: str) -> Scores:
+    scores = Scores()
+    for row in redirected(ranking=asked["method"], limit=min(count, 32), device=device):
+        scores[row["image"]] = scores.get(row["image"], 0.0) + row["changed"] / 100 / len(COUNTS)
+    return scores
+
+
+WORLDS = {
+    "parts": parts_world,
+    "causes": causes_world,
+    "heads": heads_world,
+    "words": words_world,
+}
+
+register_published(__name__, globals(), ())
