@@ -1,8 +1,6 @@
 """Runs that fail, stop and go on: nothing is lost, nothing is computed twice, nothing is silently
 left out."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Tables of a run: means, errors, paired differences, what is best, and what is missing."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 
@@ -16,10 +14,9 @@ from seecause.bench.tables import (
     run,
     table,
     table_of,
-    to_latex,
-    to_markdown,
     write_rows,
     write_tables,
+    written,
 )
 from seecause.errors import UnknownName
 from seecause.metrics.parts import part_completeness, part_truth
@@ -130,7 +127,7 @@ def csv_lines(table, folder) -> list[str]:
 def test_the_best_is_marked_where_there_is_one(metric, found, marked):
     made = table_of({m: {metric: torch.tensor(v).double()} for m, v in found.items()})
     assert [method for method, cells in made.cells.items() if cells[metric].best] == marked
-    assert to_markdown(made).count("**") == 2 * len(marked)
+    assert written(made, "md").count("**") == 2 * len(marked)
 
 
 def test_odd_names_and_values_break_no_table(tmp_path):
@@ -139,5 +136,5 @@ def test_odd_names_and_values_break_no_table(tmp_path):
     values = {"ins-del": torch.tensor([0.25, 0.5])}
     odd = csv_lines(table_of({"=cmd()": values}), tmp_path)
     assert odd[1].startswith("'=cmd(),ins-del,0.375,")
-    latex = to_latex(table_of({r"50%_of#x$y&z{}~^\end": values}))
+    latex = written(table_of({r"50%_of#x$y&z{}~^\end": values}), "tex")
     assert r"50\%\_of\#x\$y\&z\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}end &" in latex

@@ -1,7 +1,5 @@
 """A small benchmark that runs in a second: the embedded model on a few generated creatures."""
 
-from __future__ import annotations
-
 import os
 import signal
 from dataclasses import dataclass, replace

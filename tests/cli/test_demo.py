@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 
 from seecause import critters
-from seecause.critters.demo import JOBS, audit, explain, parts, repair, words
+from seecause.critters.demo import JOBS, audit, explain, pairs_of_scenes, parts, repair, words
 from seecause.report import render_page
 
 ARCHITECTURE = {"img_size": 96, "patch_size": 16, "embed_dim": 24, "depth": 2, "num_heads": 3}
@@ -31,9 +31,13 @@ def folder(tmp_path):
 def test_the_explain_job_shows_each_creature_in_two_scenes(folder):
     shown = explain("cpu", models=[folder], count=2)
     page = render_page("Demo", shown.sections)
-    assert page.count('<article class="card') == 2
-    assert page.count("<figcaption>on another background</figcaption>") == 2
+    assert page.count('<article class="card') == 4
     assert "of 2 predictions of" in page
+    both = pairs_of_scenes(2)
+    assert (both.background[::2] != both.background[1::2]).all()
+    assert (both.seed[::2] == both.seed[1::2]).all() and (
+        both.creature[::2] == both.creature[1::2]
+    ).all()
     assert shown.manifests[0]["method"] == "caap"
 
 

@@ -10,9 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image
@@ -58,7 +61,7 @@ def test_evidence_and_pairs_are_on_the_page_and_in_a_file(tmp_path):
     (finding,) = json.loads((out / "findings.json").read_text())
     model = sc.load("builtin:critters-vit")
     images = sc.data.to_batch(model, [open_data("critters:clean:test")[3]]).images
-    both = sc.evidence(model, images, method="caap")
+    both = sc.evidence(model, images)
     assert finding["evidence"]["enough"]["patches"] == both.enough.patches[0].nonzero().tolist()
     assert finding["evidence"]["needed"]["answer"] == both.needed.labels[0]
     assert len(finding["pairs"]) == 50
@@ -113,15 +116,16 @@ def test_a_tree_of_classes_is_walked_and_compared_with_the_answers(tmp_path):
     model = sc.load("builtin:critters-vit")
     batch = sc.data.to_batch(model, [data[int(Path(rows[0]["file"]).stem)]])
     att = sc.attribute(model, model.preprocess(read_image(rows[0]["file"])))
-    above = att.maps - att.maps.min()
-    pixels = to_pixels(above, tuple(batch.masks.shape[1:]))
+    pixels = to_pixels(att.maps, tuple(batch.masks.shape[1:])) - att.maps.median()
+    pixels = pixels.clamp(min=0)
     share = float((pixels * (batch.masks == 0)).sum() / pixels.sum())
     assert rows[0]["background"] == pytest.approx(share, abs=1e-5)
     assert rows[0]["background_area"] == pytest.approx(
         1 - float(batch.masks.double().mean()), abs=0.02
     )
     page = (tmp_path / "out" / "index.html").read_text()
-    assert page.count("data-background=") == 4 and "% of the map on the background" in page
+    assert page.count("data-background=") == 4
+    assert "% of the map above its median on the background" in page
 
 
 def test_json_is_all_that_is_printed(tmp_path):
@@ -210,15 +214,17 @@ def test_interrupting_ends_all_workers(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "seecause", "explain", str(tmp_path), *words, "--method", "mosaic"],
         start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's & ignores it
     )  # fmt: skip
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while process.poll() is None and len(children.read_text().split()) < 3:  # and a tracker
+    workers: set[str] = set()
+    while process.poll() is None and len(workers) < 2:
         time.sleep(0.05)
-    workers = children.read_text().split()
+        with suppress(psutil.NoSuchProcess):
+            workers = {str(c.pid) for c in psutil.Process(process.pid).children(recursive=True)}
     os.killpg(process.pid, signal.SIGINT)
     told = process.communicate(timeout=60)[1]
     assert process.returncode == 130 and "Traceback" not in told, told
-    assert len(workers) == 3
+    assert len(workers) >= 2
     deadline = time.monotonic() + 20
     while any(map(is_running, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -65,9 +65,10 @@ def test_a_word_is_traced_by_a_saved_bank(toy, photos, tmp_path):
     assert "words that receive the image" in done.stdout
     manifest, page = manifest_of(out), (out / "index.html").read_text()
     assert manifest["command"] == "lvlm trace" and f"answer: {manifest['answer']};" in done.stdout
-    assert page.count('class="head-grid"') == 2 and 'class="prompt"' in page
+    assert page.count('class="head-grid"') == 3 and 'class="prompt"' in page
     assert page.count('<figure class="chart">') == 2
     assert read_image(out / "overlay.png").width > 1000
+    assert "causal" in (out / "heads.csv").read_text().splitlines()[0]
     assert load_file(out / "trace.safetensors")["tokens.coefficients"].shape == (16,)
     more = ("--heads-only", "--ablated", 0.6, "--seed", 3, "--quiet")
     quiet = lvlm("trace", *asked, *more)

@@ -39,7 +39,10 @@ def test_progress_in_a_log_is_a_line_now_and_then(monkeypatch, capsys):
     with counting("images", 3) as advance:
         advance(1)
         advance(2)
-    assert capsys.readouterr().err.splitlines() == ["images: 1 of 3", "images: 3 of 3"]
+    assert capsys.readouterr().err.splitlines() == [
+        "images: 1 of 3, about 0 s left",
+        "images: 3 of 3, about 0 s left",
+    ]
     with counting("images", 3, quiet=True) as advance:
         advance(3)
     assert capsys.readouterr().err == ""

@@ -1,7 +1,5 @@
 """Explanations that need no model, for tests of what is shown."""
 
-from __future__ import annotations
-
 import torch
 
 from seecause.attribution.attribute import Answer, Explanation

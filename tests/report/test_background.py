@@ -1,7 +1,5 @@
 """Pages about the background show the numbers they were given, each in its place."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +8,6 @@ import torch
 import seecause as sc
 from seecause.background import HeadScores
 from seecause.background.heads import Curve, Outcome
-from seecause.background.images import LabelledImages
 from seecause.background.repair import Candidate
 from seecause.report import background as pages
 from tests.tiny import tiny
@@ -28,14 +25,6 @@ def test_curves_have_the_chosen_heads_and_the_band_of_random_ones():
     assert "worst group" in section.body and "NLL" not in section.body
 
 
-def test_removed_heads_are_named_with_what_changed():
-    cases = LabelledImages(torch.zeros(2, 3, 2, 2), name="test", groups=((0, 0), (0, 1)))
-    after = outcome(0.75, [(2, 1), (0, 3)])
-    section = pages.change_section(outcome(0.5), after, cases)
-    assert section.note.startswith("Heads removed (layer, head): (2, 1), (0, 3). 2 images of test")
-    assert "+0.250" in section.body
-
-
 def test_every_column_of_scores_has_its_own_numbers():
     value = torch.tensor([[0.5, -0.25], [0.75, torch.nan]])
     scores = HeadScores(value, value + 1, after={"accuracy": value + 2, "response": value})
@@ -44,14 +33,6 @@ def test_every_column_of_scores_has_its_own_numbers():
     assert [list(row.values()) for row in rows[:3]] == [
         [1, 0, 0.75, 1.75, 2.75], [0, 0, 0.5, 1.5, 2.5], [0, 1, -0.25, 0.75, 1.75],
     ]  # fmt: skip
-
-
-def test_scores_by_exchange_say_what_heads_carry_or_that_there_is_no_effect():
-    about = {"mediated": {}, "effect": 0.01, "effect error": 0.02, "images": [5, 3, 16, 16]}
-    told = pages.scores_sentence(HeadScores(torch.zeros(1, 1), protocol=about))
-    assert "other versions of 5 images on predictions is 0.01 ± 0.02 nats" in told
-    shared = pages.scores_sentence(HeadScores(torch.zeros(1, 1), protocol={"mediated": {1: 0.5}}))
-    assert "50% by 1" in shared and pages.scores_sentence(HeadScores(torch.zeros(1, 1))) == ""
 
 
 def test_the_likeliest_classes_come_first_with_their_probabilities():
@@ -71,14 +52,19 @@ def test_remedies_are_listed_with_the_chosen_one_shaded():
     taken = {"transplant-worst": 0.8}
     tried = [
         Candidate("a", "fitted", validation=taken, test={"flips": 0.25}),
+        Candidate("c", "", test={"loss": 0.03, "loss low": 0.02, "loss high": 0.04}),
         Candidate("b", "", failed="no masks"),
     ]
     result = SimpleNamespace(
-        candidates={c.name: c for c in tried}, remedy="a", chosen_by="transplant-worst"
+        candidates={c.name: c for c in tried},
+        remedy="a",
+        chosen_by="transplant-worst",
+        record={"max loss": 0.01},
     )
     section = pages.remedies_section(result)
     assert section.body.count('class="best"') == 1 and "no masks" in section.body
     assert "0.800" in section.body and "0.250" in section.body and "worst group" not in section.body
+    assert '<strong class="over">+3.0% (+2.0% to +4.0%)</strong>' in section.body
     result.candidates["nothing"], result.remedy = Candidate("nothing", ""), "nothing"
     assert "None was taken" in pages.remedies_section(result).note
 

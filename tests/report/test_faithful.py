@@ -1,7 +1,5 @@
 """What a page of parts promises."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Only drawings are scaled; small images stay readable; maps and global state are never changed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,6 @@ from seecause.errors import BadImage
 from seecause.report.figures import (
     Line,
     chart,
-    colours,
     display_image,
     heat_layer,
     overlay,
@@ -58,16 +55,6 @@ def test_signed_maps_diverge_around_zero():
 def test_maps_below_zero_throughout_use_their_own_range():
     scale = scale_of(torch.linspace(-9, -1, 100))
     assert not scale.signed and scale.low < -8.5 and scale.high > -1.5
-
-
-def test_weak_values_tint_a_dark_picture_and_lay_no_fog_on_it():
-    heat = torch.tensor([[0.1, -0.1, 1.0, -1.0]])
-    scale = scale_of(heat)
-    red, _, blue, opacity = np.asarray(heat_layer(heat, scale)).astype(int)[0].T
-    assert red[0] - blue[0] > 60 and blue[1] - red[1] > 60
-    assert opacity[0] == opacity[1] < 0.3 * opacity[2]
-    ends = colours("RdBu_r")[[-1, 0]]  # the strongest are the legend's
-    assert (np.asarray(heat_layer(heat, scale))[0, 2:, :3] == ends).all()
 
 
 def test_an_image_without_colours_is_refused(heat):

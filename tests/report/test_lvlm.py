@@ -1,7 +1,5 @@
 """Pages of vision-language models: words and numbers in their places."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch

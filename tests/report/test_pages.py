@@ -1,21 +1,15 @@
 """The page is one file that needs nothing else, and says what it shows."""
 
-from __future__ import annotations
-
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import torch
 from markupsafe import Markup
 
-from seecause import report as pages
 from seecause.report import Section, head_grid, protocol_section, render_page, table
-from seecause.report.explain import answer_text, explain_section
+from seecause.report.explain import explain_section, prediction_text
 from tests.report.examples import MANIFEST, explanation
-
-TEMPLATES = Path(pages.__file__).parent / "templates"
 
 
 class Outline(HTMLParser):
@@ -102,9 +96,11 @@ def test_controls_of_maps_are_there_only_with_maps():
 
 def test_the_answer_in_words():
     answers = explanation().answers[0]
-    assert answer_text(answers) == "tabby, probability 0.750"
-    swapped = [type(a)(a.name, a.probability, not a.explained) for a in answers]
-    assert answer_text(swapped) == "tabby, probability 0.750; explained: tiger <cat>, 0.200"
+    row = {"answers": [asdict(answer) for answer in answers]}
+    assert prediction_text(row) == "tabby, probability 0.750"
+    for answer in row["answers"]:
+        answer["explained"] = not answer["explained"]
+    assert prediction_text(row) == "tabby, probability 0.750; explained: tiger <cat>, 0.200"
 
 
 def test_a_card_says_whether_the_prediction_is_right_and_where_the_map_lies():
@@ -112,7 +108,7 @@ def test_a_card_says_whether_the_prediction_is_right_and_where_the_map_lies():
         explanation(), truths=["tabby", "dog"], background=[0.25, None], background_area=[0.5, 0.5]
     )
     body = explain_section(known).body
-    assert "right; 25% of the map on the background (an even map: 50%)" in body
+    assert "right; 25% of the map above its median on the background (an even map: 50%)" in body
     assert "wrong: it is dog" in body and "caap: tabby" in body
     other = explain_section(explanation(methods=("mosaic", "rollout"))).body
     assert "mosaic: tabby" in other

@@ -14,8 +14,9 @@ all     everything; sanity checks and truth explain every image some dozens of t
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -35,26 +36,30 @@ from seecause._software import (
 from seecause.attribution.attribute import attribute
 from seecause.attribution.registry import find
 from seecause.bench.runner import Cell, Evaluate
-from seecause.data.batch import Batch, class_places, need_images, sample_in_frame, to_batch
+from seecause.data.batch import Batch, class_places, framed_batch, need_images, read_samples
 from seecause.data.dataset import (
     Dataset,
     Sample,
+    SkippedImage,
+    as_data,
     capabilities,
     open_data,
     sample_digests,
     sample_ids,
 )
 from seecause.engine.chunks import budget, plain_logits
-from seecause.errors import BadImage, BadOption, DataMissing, NotDefined, UnknownName
+from seecause.errors import BadOption, DataMissing, NotDefined, UnknownName
 from seecause.files import digest, digest_json
-from seecause.loading import load
+from seecause.loading import as_view, load
 from seecause.metrics import MetricInputs, Scores, metrics
 from seecause.metrics.parts import PartTruth, measure_truth
 from seecause.metrics.registry import METRICS
 from seecause.models.base import ImageModel
+from seecause.models.preprocess import ALPHA, EXIF
 from seecause.options import Count, check_options, checked, keyword_options, with_options
 from seecause.target import Spec
 
+HERE = "in memory: "  # begins names of models and data that are no names for `open_...`
 SCHEMA = 7  # version of the rows; another number invalidates every cell
 # bytes of activations; fixed, because chunk sizes change the last bits of results
 MEMORY = {"cpu": 64 << 20, "cuda": 8 << 30}
@@ -79,8 +84,10 @@ class Request:
     """What a benchmark compares: a model, data, methods with their options, and metrics.
 
     Args:
-        model: A name that `sc.load` takes.
-        data: A dataset, such as "critters:clean:test" or "folder:PATH".
+        model: A name that `sc.load` takes, "FILE.py:FUNCTION" for one of your own; or a model,
+            which is computed with in this process only.
+        data: A dataset, such as "critters:clean:test" or "folder:PATH"; or a dataset of torch of
+            (image, label), likewise.
         methods: Options by method; a list of names means their defaults. With the option "method",
             the name is free: `{"black": {"method": "caap", "blank": "black"}}`.
         metrics: Names of columns (`sc.metrics.metrics()`) or of sets ("paper", "all").
@@ -101,8 +108,8 @@ class Request:
         {'caap': {}, 'gae': {}}
     """
 
-    model: str
-    data: str
+    model: Any
+    data: Any
     methods: Any
     metrics: Sequence[str] = ("insertion", "deletion", "ins-del")
     measures: Options = field(default_factory=dict)
@@ -139,6 +146,9 @@ class Plan:
     places: Sequence[int]  # the model's class of each label; empty if the prediction is explained
     versions: Mapping[str, str]
     plugins: Mapping[str, str]  # digests of code of other packages, by kind and name
+    columns: Mapping[str, Mapping[str, Any]]  # which direction is better, and what a column means
+    controls: Mapping[str, bool]  # by method: whether it runs no model
+    summaries: Mapping[str, str]  # by method; reports need no plug-in
     cells: Sequence[Cell] = ()
 
     def record(self) -> dict[str, Any]:
@@ -162,13 +172,18 @@ class Plan:
     def open(self) -> Evaluate:
         """Open model and data in a worker; raises if they differ from those of the plan."""
         check_versions(self.versions)
+        for what, name in (("model", self.request.model), ("data", self.request.data)):
+            if name.startswith(HERE):
+                expected = "this process (workers=None, no ray): it is an object in memory"
+                remedy = ", and a worker opens things by name; name a function: FILE.py:FUNCTION"
+                raise BadOption(what, name, expected + (remedy if what == "model" else ""))
         model, data = (
             open_model(self.request),
             open_data(self.request.data, limit=self.request.limit),
         )
         facts = {"model": self.model["fingerprint"], "data": self.data["fingerprint"]}
         here = {"model": model.fingerprint(), "data": data.fingerprint}
-        check_versions(facts | self.plugins, here | _plugins(self.request, model, data))
+        check_versions({**facts, **self.plugins}, here | _plugins(self.request, model, data))
         return Prepared(self, model, data).run
 
 
@@ -195,6 +210,8 @@ class Prepared:
     data: Dataset
     left_out: Mapping[str, str] = field(default_factory=dict)
     last: tuple[range, Loaded] | None = None  # the images read last
+    # index of the next image, and all from it on, which are read ahead where `reading_with` says so
+    ahead: tuple[int, Iterator[list[Sample] | SkippedImage]] = (-1, iter(()))
 
     def run(self, cell: Cell) -> pa.Table:
         """One row for each image; the same numbers in every process on the same kind of machine.
@@ -219,8 +236,7 @@ class Prepared:
                         _keep(group, found, request.metrics, [*loaded.samples], columns, reasons)
         finally:
             set_arithmetic(kept)
-        kinds = dict.fromkeys(CLASSES, pa.int64())
-        kinds |= dict.fromkeys([*request.metrics, "seconds"], pa.float64())
+        kinds = number_kinds(request.metrics)
         table: dict[str, Any] = {"image": sample_ids(self.data)[indices.start : indices.stop]}
         table["index"] = list(indices)
         for name in (*kinds, *(name for name in columns if name not in kinds)):
@@ -236,15 +252,21 @@ class Prepared:
         if self.last is not None and self.last[0] == indices:
             return self.last[1]
         samples, reasons, predicted = dict[int, Sample](), dict[int, str](), None
-        for index in indices:
-            try:
-                samples[index] = sample_in_frame(self.model.preprocess, self.data[index])
-            except (BadImage, DataMissing) as failure:
-                reasons[index] = str(failure)
+        start, rest = self.ahead
+        if start != indices.start:
+            places = range(indices.start, len(self.data))
+            rest = read_samples(self.model.preprocess, self.data, places)
+        self.ahead = (-1, iter(()))  # if an error ends the loop
+        for index, found in zip(indices, rest, strict=False):
+            if isinstance(found, SkippedImage):
+                reasons[index] = found.reason
+            else:
+                samples[index] = found[0]
+        self.ahead = (indices.stop, rest)
         if digest(*sample_digests(self.data, indices.start, indices.stop)) != data:
             what = f"images {indices.start} to {indices.stop - 1} of {self.data.name}"
             raise DataMissing(what, "they changed after the run began", "run the command again")
-        batch = to_batch(self.model, list(samples.values())) if samples else None
+        batch = framed_batch(self.model, list(samples.values())) if samples else None
         if batch is not None:
             self.model.memo["shared images"] = {"images": batch.images}
             predicted = plain_logits(self.model, batch.images).argmax(dim=-1)
@@ -298,6 +320,12 @@ class Prepared:
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
         return time.perf_counter()
+
+
+def number_kinds(metrics: Sequence[str]) -> dict[str, pa.DataType]:
+    """Columns of classes, metrics and seconds, and their types."""
+    numbers = dict.fromkeys([*metrics, "seconds"], pa.float64())
+    return dict.fromkeys(CLASSES, pa.int64()) | numbers
 
 
 def indices_of(cell: Cell) -> range:
@@ -356,7 +384,15 @@ def prepare(
     for word in request.metrics:
         if word not in metric_sets():
             group_of(word)
-    model, data = model or open_model(request), open_data(request.data, limit=request.limit)
+    names = dict[str, str]()
+    if not isinstance(request.model, str):
+        model = as_view(request.model)
+        names["model"] = f"{HERE}{model.name}"
+    model = model or open_model(request)
+    data = as_data(request.data, limit=request.limit)
+    if not isinstance(request.data, str):
+        names["data"] = f"{HERE}{data.name}"
+    request = replace(request, **names)
     need_images(model)
     picked, left_out = list[str](), dict[str, str]()
     for word in request.metrics:
@@ -370,6 +406,7 @@ def prepare(
                 picked.append(metric)
     request = replace(request, metrics=tuple(dict.fromkeys(picked)))
     request = _complete(request, options or {}, model, data)
+    methods = {name: find(request.method(name), model.architecture) for name in request.methods}
     plan = Plan(
         request=request,
         model={
@@ -388,6 +425,9 @@ def prepare(
         places=class_places(model, data) if request.target == "label" else (),
         versions=versions(),
         plugins=_plugins(request, model, data),
+        columns={m: asdict(METRICS.get(group_of(m)).columns[m]) for m in request.metrics},
+        controls={name: entry.forwards == "0" for name, entry in methods.items()},
+        summaries={name: entry.summary.replace("`", "") for name, entry in methods.items()},
     )
     digests, names, cells = sample_digests(data), sample_ids(data), []
     for start in range(0, len(data), request.cell_size):
@@ -403,7 +443,10 @@ def prepare(
 def open_model(request: Request) -> ImageModel:
     """The model of a request; the seed decides random weights."""
     torch.manual_seed(request.seed)
-    reading = {name: tuple(value) for name, value in request.reading.items()}
+    reading: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in request.reading.items()
+    }
     where = {"device": request.device, "dtype": request.dtype}
     return load(request.model, weights=request.weights, **where, **reading)
 
@@ -414,6 +457,7 @@ def cell_name(plan: Plan, method: str, start: int, names: Sequence[str], data: s
     code = [f"method {method}", *(f"metric {group}" for group in request.measures), "data", "code"]
     decisive = [
         [SCHEMA, plan.versions, plan.model["fingerprint"], plan.model["frame"]],
+        [name for name in (EXIF, ALPHA) if os.environ.get(name)],
         [request.model, method, request.methods[method], list(request.metrics), request.measures],
         [plan.data["name"], data, start, list(names), request.target, list(plan.places)],
         [request.seed, request.dtype, request.device, request.memory, request.threads],
@@ -444,7 +488,10 @@ def _complete(request: Request, options: Options, model: ImageModel, data: Datas
         expected = f"predicted (--target predicted): {data.name} has no labels"
         raise BadOption("target", "label", expected)
     entries = {name: find(request.method(name), model.architecture) for name in request.methods}
-    groups = {group: group_options(group) for group in groups_of(request.metrics)}
+    groups = {
+        group: keyword_options(METRICS.get(group).run, leave_out=NOT_OPTIONS)
+        for group in groups_of(request.metrics)
+    }
     known = {name: entry.options for name, entry in entries.items()}
     of_metrics = {name: own for name, own in options.items() if name in groups}
     others = {name: own for name, own in options.items() if name not in groups}
@@ -461,11 +508,6 @@ def _complete(request: Request, options: Options, model: ImageModel, data: Datas
             measures[group] = {**groups[group], **seed, **given}
     memory = request.memory or MEMORY.get(request.device.partition(":")[0], MEMORY["cpu"])
     return replace(request, methods=methods, measures=measures, memory=memory)
-
-
-def group_options(group: str) -> dict[str, Any]:
-    """Keyword options of a group of metrics and their defaults in a benchmark."""
-    return keyword_options(METRICS.get(group).run, leave_out=NOT_OPTIONS)
 
 
 def run_group(

@@ -16,7 +16,7 @@ import socket
 import threading
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -198,7 +198,8 @@ def run_cells(
     elif (workers or 1) > 1:
         results = _in_processes(job, todo, min(workers or 1, len(todo)))
     else:
-        results = _here(evaluate or job.open(), todo)
+        evaluate = evaluate or job.open()
+        results = ((cell, *_attempt(evaluate, cell)) for cell in todo)
     for cell, content, error in results:
         failure = _error_file(folder, cell.name)
         if content is None:
@@ -222,11 +223,6 @@ def _attempt(evaluate: Evaluate, cell: Cell) -> tuple[bytes | None, str]:
         raise
     except Exception:
         return None, traceback.format_exc()
-
-
-def _here(evaluate: Evaluate, cells: Iterable[Cell]) -> Iterator[Result]:
-    for cell in cells:
-        yield cell, *_attempt(evaluate, cell)
 
 
 _opened: dict[str, Evaluate] = {}  # in a worker: the job it works for
@@ -269,7 +265,8 @@ def _in_processes(job: Job, cells: Sequence[Cell], count: int) -> Iterator[Resul
                 own.pool = ProcessPoolExecutor(1, context, initializer=_leave_with_parent)
                 pools.append(own.pool)
             try:
-                return cell, *own.pool.submit(_perform, job, cell).result()
+                file, failure = own.pool.submit(_perform, job, cell).result()
+                return cell, file, failure
             except BrokenProcessPool:
                 del own.pool
                 if not stopped.is_set():
@@ -303,6 +300,7 @@ def _on_ray(
     """Plain tasks, at most `count` at a time; Ray repeats those whose worker or machine died."""
     try:
         import ray
+        from ray.exceptions import RayError, RayTaskError
     except ImportError:
         raise MissingExtra("ray", "cluster") from None
     needs = {"num_cpus": 1, **resources}
@@ -324,9 +322,9 @@ def _on_ray(
                     cell = running.pop(done)
                     try:
                         yield cell, *ray.get(done)
-                    except ray.exceptions.RayTaskError as failure:
+                    except RayTaskError as failure:
                         raise failure.cause from None
-                    except ray.exceptions.RayError as failure:
+                    except RayError as failure:
                         yield cell, None, f"{LOST}\n{failure}"
         finally:
             for task in running:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,13 @@ import torch
 from torch import Tensor
 
 from seecause.bench.cells import (
-    CLASSES,
     PARTS,
     UNDEFINED,
     Plan,
     Prepared,
     Request,
     group_of,
+    number_kinds,
     prepare,
 )
 from seecause.bench.runner import Cell, MissingValue, Status, read_cell, run_cells, state_of
@@ -45,14 +47,7 @@ from seecause.metrics.statistics import (
 MANIFEST = "run.json"
 SATURATED = 1e-3  # if all means are this close, relative to the largest, none is the best
 CURVES = ("insertion curve", "deletion curve", "shares")
-LATEX = str.maketrans(
-    {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        **{character: f"\\{character}" for character in "#$%&_{}"},
-    }
-)
+FORMATS = tomllib.loads((Path(__file__).parent / "formats.toml").read_text(encoding="utf-8"))
 
 
 def run(
@@ -100,7 +95,7 @@ def run(
     if plan.request.device.startswith("cuda"):
         resources = {"num_gpus": 1, **(resources or {})}
     where: dict[str, Any] = {"workers": workers, "ray": ray, "resources": resources}
-    job = replace(plan, cells=())
+    job: Any = replace(plan, cells=())
     run_cells(folder, plan.cells, job, progress=progress, evaluate=prepared.run, **where)
     return status(folder)
 
@@ -116,6 +111,15 @@ def status(folder: str | Path) -> Status:
 
     Raises:
         BadOption: If the folder holds no run of this version.
+
+    Example:
+        >>> import seecause as sc, tempfile
+        >>> few = {"methods": {"random": {}}, "metrics": ("pointing",), "limit": 2}
+        >>> request = sc.bench.Request("builtin:critters-vit", "critters:clean:test", **few)
+        >>> folder = tempfile.mkdtemp()
+        >>> done = sc.bench.run(folder, request)
+        >>> sc.bench.status(folder).complete
+        True
     """
     return read_results(folder).status
 
@@ -143,7 +147,7 @@ class TableCell:
     """One method by one metric.
 
     `difference` is to the reference method, image by image; `missing` counts images without a
-    value; `published` is the mean and standard error that a paper printed.
+    value; `published` is the mean that a paper printed, and its error if it did.
     """
 
     mean: float
@@ -153,7 +157,7 @@ class TableCell:
     missing: int
     difference: Summary | None
     best: bool = False
-    published: tuple[float, float] | None = None
+    published: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -190,8 +194,8 @@ class Table:
                     "best": int(cell.best),
                 })  # fmt: skip
                 if beside:
-                    names = ("published", "published error")
-                    rows[-1] |= dict(zip(names, cell.published or ("", ""), strict=True))
+                    names, printed = ("published", "published error"), cell.published or ()
+                    rows[-1] |= dict(zip_longest(names, printed, fillvalue=""))
         return rows
 
     def to_pandas(self) -> Any:
@@ -217,8 +221,17 @@ def table(folder: str | Path, *, against: str | None = None) -> Table:
 
     Returns:
         A `Table` with means, errors, intervals and paired differences.
+
+    Example:
+        >>> import seecause as sc, tempfile
+        >>> few = {"methods": {"random": {}}, "metrics": ("pointing",), "limit": 2}
+        >>> request = sc.bench.Request("builtin:critters-vit", "critters:clean:test", **few)
+        >>> folder = tempfile.mkdtemp()
+        >>> done = sc.bench.run(folder, request)
+        >>> [*sc.bench.table(folder).cells]
+        ['random']
     """
-    return table_of(read_results(folder).values, against=against)
+    return read_results(folder).table(against)
 
 
 def table_of(
@@ -270,35 +283,22 @@ def write_tables(table: Table, folder: Path) -> list[Path]:
     """Write table.csv, table.tex and table.md into a folder."""
     records = table.records()
     rows = csv_text([list(records[0]), *(list(record.values()) for record in records)])
-    texts = {"csv": rows, "tex": to_latex(table), "md": to_markdown(table)}
+    texts = {"csv": rows, **{kind: written(table, kind) for kind in FORMATS}}
     for suffix, text in texts.items():
         write_atomic(folder / f"table.{suffix}", text)
     return [folder / f"table.{suffix}" for suffix in texts]
 
 
-def to_latex(table: Table) -> str:
-    """A booktabs table, mean and standard error, the best in bold."""
-    arrows = {"higher": r"$\uparrow$", "lower": r"$\downarrow$"}
-    head, *rows = texts_of(table, LATEX, arrows, r"${} \pm {}$", r"$\mathbf{{{}}} \pm {}$")
-    lines = [
-        "% needs \\usepackage{booktabs}; mean and standard error over images",
-        rf"\begin{{tabular}}{{l{'r' * len(table.metrics)}}}",
-        r"\toprule",
-        " & ".join(head) + r" \\",
-        r"\midrule",
-        *(" & ".join(row) + r" \\" for row in rows),
-        r"\bottomrule",
-        r"\end{tabular}",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def to_markdown(table: Table) -> str:
-    """A table for a page: mean and standard error, the best in bold."""
-    head, *rows = texts_of(table, {}, {"higher": "↑", "lower": "↓"}, "{} ± {}", "**{} ± {}**")
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+def written(table: Table, kind: str) -> str:
+    """A table as "tex" (booktabs) or "md": mean and standard error, the best in bold."""
+    form = FORMATS[kind]
+    escape, looks = str.maketrans(form["escape"]), (form["arrows"], form["plain"], form["best"])
+    head, *rows = (
+        form["row"].replace("CELLS", form["between"].join(cells))
+        for cells in texts_of(table, escape, *looks)
+    )
+    page = form["page"].replace("COLUMNS", form["column"] * len(table.metrics))
+    return page.replace("HEAD", head).replace("ROWS", "".join(rows))
 
 
 def texts_of(
@@ -314,7 +314,10 @@ def texts_of(
             mean, error = f"{cell.mean:.{digits}f}", error_text(cell.error, digits)
             text = (best if cell.best else plain).format(mean, error) if cell.n else "--"
             if cell.published:
-                text += f" ({plain.format(*(f'{value:.2f}' for value in cell.published))})"
+                shown = f"{cell.published[0]:g}"
+                if len(cell.published) > 1:
+                    shown = plain.format(*(f"{value:.2f}" for value in cell.published))
+                text += f" ({shown})"
             rows[-1].append(text)
     return rows
 
@@ -346,6 +349,11 @@ class Results:
                 values[index] = torch.tensor(rows[metric].to_numpy().copy())
                 by_method[method][metric] = values
         return by_method
+
+    def table(self, against: str | None = None) -> Table:
+        """The table of all methods, each compared with one of them."""
+        better = {name: column["better"] for name, column in self.plan.columns.items()}
+        return table_of(self.values, against=against, better=better)
 
     def details(self, method: str, name: str) -> dict[int, Tensor]:
         """Tensors by index of the image, such as name="map" [gh, gw]; images may have none."""
@@ -399,11 +407,19 @@ def read_results(folder: str | Path) -> Results:
 
     Raises:
         BadOption: If the folder holds no run of this version.
+
+    Example:
+        >>> import seecause as sc, tempfile
+        >>> few = {"methods": {"random": {}}, "metrics": ("pointing",), "limit": 2}
+        >>> request = sc.bench.Request("builtin:critters-vit", "critters:clean:test", **few)
+        >>> folder = tempfile.mkdtemp()
+        >>> status = sc.bench.run(folder, request)
+        >>> sc.bench.read_results(folder).status.complete
+        True
     """
     folder = Path(folder)
     plan = read_plan(folder)
-    kinds = {"image": pa.string(), "index": pa.int64()} | dict.fromkeys(CLASSES, pa.int64())
-    kinds |= dict.fromkeys([*plan.request.metrics, "seconds"], pa.float64())
+    kinds = {"image": pa.string(), "index": pa.int64(), **number_kinds(plan.request.metrics)}
     kinds["reasons"] = pa.string()
     nothing = pa.schema(kinds.items()).empty_table()
     parts, finished = {method: [nothing] for method in plan.request.methods}, list[Cell]()

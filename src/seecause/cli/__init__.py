@@ -10,49 +10,18 @@ from __future__ import annotations
 import errno
 import logging
 import sys
+import tomllib
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from seecause.errors import SeecauseError, printable
 
 USAGE_ERROR, INTERRUPTED = 2, 130
-GROUPS = {  # panel of `seecause --help` -> command -> where it is
-    "Start here": {"demo": "serve:demo", "doctor": "info:doctor", "list": "info:list_names"},
-    "Explain": {"explain": "explain:explain", "serve": "serve:serve"},
-    "Compare": {
-        "bench run": "bench:run",
-        "bench report": "bench:report",
-        "reproduce": "bench:reproduce",
-    },
-    "Audit and repair": {
-        "audit": "background:audit",
-        "repair": "background:repair",
-        "discover": "background:discover",
-        "heads score": "background:score",
-        "heads prune": "background:prune",
-    },
-    "Build": {
-        "faithful train": "faithful:train",
-        "faithful evaluate": "faithful:evaluate",
-        "faithful parts": "faithful:parts",
-        "faithful intervene": "faithful:intervene",
-        "faithful export": "faithful:export",
-    },
-    "Trace": {
-        "lvlm trace": "lvlm:trace",
-        "lvlm answer": "lvlm:answer",
-        "lvlm edit": "lvlm:edit",
-        "lvlm bank": "lvlm:bank",
-    },
-}
-HELP = {  # groups of commands
-    "bench": "Compare attribution methods over a dataset; runs can be stopped and continued.",
-    "heads": "Which heads carry the background, and what if they are removed? (CIGMA)",
-    "faithful": "Classifiers that cannot look elsewhere (iFAM): train, test, change, export.",
-    "lvlm": "Vision-language models: which heads bring the image into the words?",
-}
+_TABLE = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
+GROUPS, HELP = _TABLE["panels"], _TABLE["help"]  # commands by panel; help of their groups
 
 
 def _shown(default: object) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
+from cyclopts.types import NonNegativeInt
 
 from seecause.cli.shared import (
     BIASED,
@@ -20,6 +20,7 @@ from seecause.cli.shared import (
     TEST,
     TRAIN,
     Data,
+    Facts,
     Limit,
     MasksFrom,
     ModelName,
@@ -37,7 +38,7 @@ from seecause.cli.shared import (
     tell,
     value_of,
 )
-from seecause.errors import BadOption, NotDefined, UnsupportedModel
+from seecause.errors import BadOption, NotDefined
 
 if TYPE_CHECKING:
     from seecause.background.images import MaskSource
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from seecause.models.base import ImageModel
     from seecause.models.view import VisionModel
 
-SHOWN = ("transplant-worst", "flips", "accuracy")  # numbers of a remedy
+SHOWN = ("transplant-worst", "flips", "accuracy", "loss")  # numbers of a remedy
 ASKED = "builtin:critters-llava"  # a vision-language model, which is always asked for classes
 Classify = Annotated[
     Literal["name_ll", "label_token"] | None,
@@ -64,7 +65,8 @@ class Limits:
     Attributes:
         max_flips: Limit: share of correct predictions that another background may change, beyond
             what cutting alone changes.
-        max_bir: Limit of the background influence (BIR).
+        max_bir: Limit of the background influence (BIR), a ratio of means over images (the paper:
+            the mean of ratios).
         min_accuracy: Limit of the accuracy on plain images.
         min_worst_group: Limit of the accuracy in every group of the data.
     """
@@ -88,9 +90,11 @@ class Scoring:
         by: The selector of heads: cigma, taylor, gating and others (`seecause list selectors`).
         fill: What replaces the background (the paper: mean); swap: other versions of the images, of
             Critters and pairs.
-        option: An option of the selector (temperature=2, screen=16, guard=false), of discovered
-            masks (masks.steps=100), of the sample of correct images (sample.share=0.4,
-            sample.cap=512), or of heads prune (form=sliced, draws=20); repeat for more.
+        option: An option of the selector (temperature=2, screen=16 to measure 48 heads;
+            guard=false and floor=false are the paper's), of discovered masks (masks.steps=100;
+            masks.binarise=percentile is the paper's), of the sample of correct images
+            (sample.share=0.4, sample.cap=512; the paper has no cap), or of heads prune
+            (form=sliced, draws=20); repeat for more.
     """
 
     by: str = "cigma"
@@ -98,14 +102,14 @@ class Scoring:
     masks_from: MasksFrom = None
     option: Values = None
 
-    def settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def settings(self) -> tuple[Facts, Facts]:
         """Options of the selector, and the other keywords of `score_heads` and `prune_and_test`."""
         given = by_name(self.option)
         options, masks, sample = (given.pop(name, {}) for name in ("", "masks", "sample"))
         refuse(given, "KEY=VALUE of the selector, masks.KEY=VALUE or sample.KEY=VALUE")
         return options, {"selector": self.by, "fill": self.fill, "sampling": sample, "masks": masks}
 
-    def masks(self, model: ImageModel, options: dict[str, Any], work: Path) -> MaskSource:
+    def masks(self, model: ImageModel, options: Facts, work: Path) -> MaskSource:
         """Object masks; options without a source are those of discovered ones."""
         source = self.masks_from or ("discovered" if options else None)
         return mask_source(model, source, options, work)
@@ -176,7 +180,8 @@ def audit(
             "limits": limits.given(),
             "limits not met": missed,
         },
-        f"Does {Path(opened.name).name} predict from the background?",
+        f"Does {Path(opened.name).name} predict from the"
+        f" {'change between the versions' if result.paired else 'background'}?",
         audit_sections(answering, result, limits=missed),
         [*audit_lines(result), *missed],
         lead=lead_of(opened, result.data),
@@ -194,15 +199,17 @@ def repair(
     test: str | None = None,
     limit: Limit = 256,
     masks_from: MasksFrom = None,
-    remedies: str = "last-layer,directions",
+    remedies: str | None = None,
+    keep: str | None = None,
+    max_loss: Share = None,
     option: Values = None,
-    groups: bool = False,
     force: bool = False,
     out: Out = Path("repaired"),
     output: Output = Output(),
 ) -> int:
     """Repair a model that predicts from the background, without group labels: remedies learn from
-    objects on other backgrounds, and the best on held-out ones is kept.
+    objects on other backgrounds, and the best on held-out ones is kept. Pairs of images
+    (pairs:WITH:WITHOUT) need no labels and no classes.
 
     Writes OUT/model (a native checkpoint, its card, a page with images before and after). If the
     command is killed, running it again resumes from object masks and training states in OUT.work.
@@ -213,26 +220,33 @@ def repair(
 
     Args:
         test: Dataset to report on. Default: a fifth of --data.
-        remedies: What to try: last-layer, directions, heads, fine-tune; with --groups dfr; or all.
+        remedies: What to try: directions, least-squares, last-layer, heads, fine-tune; with
+            groups=true dfr; or all. Default: the first three, and for pairs heads, too.
+        keep: Plain images that show what a remedy costs, such as images of all classes
+            (imagenet:PATH). Default: the plain images of --data.
+        max_loss: Share of the plain images that a remedy may cost. Default: 0.01, and no limit
+            where the plain images share the shortcut.
         option: An option of a remedy (fine-tune.epochs=3) or of the masks (masks.method=caap,
-            masks.weights=FILE), or per_image=N transplants of each image; repeat for more.
-        groups: Use group labels, and choose by the worst group.
+            masks.weights=FILE), per_image=N transplants of each image, or groups=true to use group
+            labels and choose by the worst group; repeat for more.
         force: Apply remedies even if the audit finds no dependence on the background.
     """
+    from seecause.background._export import load_line
     from seecause.background.repair import ASKED_INSTEAD, IN_WORDS, repair as repair_model
     from seecause.data.batch import take_names
     from seecause.data.dataset import open_data
     from seecause.faithful.training import join_processes
+    from seecause.loading import LanguageModel
     from seecause.report.background import repair_sections
 
     output.check(out)
     options = by_name(option)
     settings, masks = options.pop("", {}), options.pop("masks", {})
-    per_image = settings.pop("per_image", 8)
-    refuse(settings, "REMEDY.KEY=VALUE such as fine-tune.epochs=3, masks.KEY=VALUE or per_image=N")
+    per_image, groups = settings.pop("per_image", 8), settings.pop("groups", False)
+    refuse(settings, "REMEDY.KEY=VALUE such as fine-tune.epochs=3, masks.KEY=VALUE, per_image=N")
     try:
-        opened = reading.load(model, quiet=output.quiet)
-    except UnsupportedModel:
+        opened = reading.load(model, output)
+    except LanguageModel:
         raise NotDefined("repair", f"{model} {IN_WORDS}", ASKED_INSTEAD) from None
     images = open_data(data, limit=limit)
     take_names(opened, images)
@@ -242,7 +256,9 @@ def repair(
             images,
             masks=mask_source(opened, masks_from, masks, work),
             test=None if test is None else open_data(test, limit=limit),
-            remedies=names(remedies),
+            remedies=None if remedies is None else names(remedies),
+            keep=None if keep is None else open_data(keep, limit=limit),
+            max_loss=max_loss,
             options=options,
             groups=groups,
             force=force,
@@ -266,7 +282,8 @@ def repair(
         numbers = [f"{n} {v:.3f}" for n, v in candidate.test.items() if n in SHOWN]
         reason = f"not tried: {candidate.failed}"
         lines.append(f"{candidate.name}: {reason if candidate.failed else ', '.join(numbers)}")
-    lines += [] if result.remedy == "nothing" else [f"checkpoint: {out / 'model'}"]
+    if result.remedy != "nothing":
+        lines += [f"checkpoint: {out / 'model'}", load_line(result.model, out / "model")]
     return output.write(
         out,
         {"command": "repair", "model": "model", **result.facts()},
@@ -286,7 +303,7 @@ def discover(
     data: Data = TRAIN,
     limit: Limit = 64,
     method: str = "caap+mosaic",
-    pairs: Annotated[int, Parameter(validator=Number(gte=0))] = 0,
+    pairs: NonNegativeInt = 0,
     option: Values = None,
     out: Out = Path("discovered"),
     output: Output = Output(),
@@ -320,10 +337,11 @@ def discover(
     refuse(given, "KEY=VALUE, such as kinds=24")
     if isinstance(settings.get("layers"), int):
         settings["layers"] = [settings["layers"]]
-    opened = reading.load(model, quiet=output.quiet)
+    opened = reading.load(model, output)
     images = open_data(data, limit=limit)
     settings |= {"method": method, "seed": reading.seed}
-    result = search(opened, images, progress=output.progress, **settings)
+    with working_folder(out):
+        result = search(opened, images, progress=output.progress, **settings)
     if pairs > len(result.findings):
         raise BadOption("--pairs", pairs, f"a rank from 1 to {len(result.findings)}")
     off = [place for place, kind in enumerate(result.findings) if not kind.is_object]
@@ -415,18 +433,21 @@ def prune(
     Heads with a score of 0 or less are kept. Writes OUT/model (a checkpoint), a page with numbers
     before and after, scores.csv and curve.csv. With --option form=sliced the checkpoint is smaller
     and is loaded by sc.load; otherwise it has the same shape and the model's library loads it.
-    --option draws=20 sets the number of random sets of heads beside the curves.
+    --option draws=20 sets the number of random sets of heads beside the curves (default: 5). If the
+    model is worse without the heads, page, README and output say so.
 
     For example: seecause heads prune --data waterbirds:PATH:train --test waterbirds:PATH:test
 
     Args:
         test: Dataset to measure the pruned model on; its images must differ from those of --data.
-        top: Heads to remove at most: a count such as 16, or a share such as 0.1.
+        top: Heads to remove at most: a count such as 16 (the paper, which removes heads with scores
+            of 0 or less too), or a share such as 0.1.
     """
     from seecause.background import prune_and_test
-    from seecause.background._export import check_form
+    from seecause.background._export import check_form, load_line
+    from seecause.background.heads import DRAWS
     from seecause.data.dataset import open_data
-    from seecause.report import rows_csv, skipped_section
+    from seecause.report import Section, rows_csv, skipped_section, warnings
     from seecause.report.background import (
         change_section,
         curves_section,
@@ -440,7 +461,7 @@ def prune(
     if not isinstance(most, int | float):
         raise BadOption("--top", top, "a count such as 16, or a share such as 0.1")
     options, settings = scoring.settings()
-    form, draws = options.pop("form", "zeroed"), options.pop("draws", 20)
+    form, draws = options.pop("form", "zeroed"), options.pop("draws", DRAWS)
     opened = load_asked(model, reading, data, classify, output)
     if form != "zeroed" or opened.architecture != "prompt":
         check_form(cast("VisionModel", opened), form)  # before anything is measured
@@ -457,11 +478,14 @@ def prune(
         asked = cast("PromptClassifier", result.model)
         asked.export(result.heads, folder / "model", note=result.note)
 
+    asks = result.model.architecture == "prompt"
+    loads = [] if asks else [load_line(cast("VisionModel", result.model), out / "model")]
     scores, section = result.scores, change_section(result.before, result.after, result.test)
     outcomes = zip(result.curve.ks, result.curve.chosen, strict=True)
     curve = [{"K": k, "removed": len(one.heads), **one.numbers} for k, one in outcomes]
     shown = {n: c for n, c in result.changes().items() if not n.startswith(("FIG", "BIG"))}
-    lines = [section.note, *(f"{n}: {a:.3f} -> {b:.3f}" for n, (a, b) in shown.items())]
+    lines = [*filter(None, [result.warning]), section.note]
+    lines += [f"{n}: {a:.3f} -> {b:.3f}" for n, (a, b) in shown.items()]
     return output.write(
         out,
         {
@@ -473,13 +497,14 @@ def prune(
         },
         f"{result.model.name} without {len(result.heads)} heads",
         [
+            *([Section("Is it worse?", warnings([result.warning]))] if result.warning else []),
             section,
             curves_section(result.curve, by=scoring.by),
             scores_section(scores, by=scoring.by, chosen=result.heads),
             *skipped_section(result.skipped),
             heads_protocol(result.model, scores, form=form),
         ],
-        [*lines, f"checkpoint: {out / 'model'}"],
+        [*lines, f"checkpoint: {out / 'model'}", *loads],
         lead=lead_of(result.model, result.test),
         tables={"scores.csv": rows_csv(scores_rows(scores)), "curve.csv": rows_csv(curve)},
         skipped=result.skipped,
@@ -488,7 +513,7 @@ def prune(
 
 
 def mask_source(
-    model: ImageModel, masks_from: str | None, options: dict[str, Any], work: Path
+    model: ImageModel, masks_from: str | None, options: Facts, work: Path
 ) -> MaskSource:
     """The `masks` argument of library functions; maps are cached in `work`."""
     if masks_from in (None, "given"):
@@ -506,9 +531,12 @@ def mask_source(
 @contextmanager
 def working_folder(out: Path) -> Iterator[Path]:
     """Yields the folder OUT.work and removes it on success. If the command is killed, running it
-    again resumes from this folder."""
+    again resumes from this folder. Images are read inside by worker processes."""
+    from seecause.data.dataset import reading_with
+
     work = out.absolute().with_name(f"{out.absolute().name}.work")
-    yield work
+    with reading_with(None):
+        yield work
     shutil.rmtree(work, ignore_errors=True)
 
 
@@ -517,7 +545,7 @@ def load_asked(
 ) -> ImageModel:
     """A classifier, or a vision-language model that is asked for the classes of `data`."""
     if classify is None and model != ASKED:
-        return reading.load(model, quiet=output.quiet)
+        return reading.load(model, output)
     from seecause.cli.lvlm import load_lvlm
     from seecause.critters.world import QUESTION
     from seecause.data.dataset import open_data
@@ -529,6 +557,6 @@ def load_asked(
     classes = open_data(data, limit=1).classes
     if not classes:
         raise BadOption("--data", data, "data with class names, which the model is asked for")
-    usual = {"question": QUESTION} if data.startswith("critters:") else {}
+    usual: Facts = {"question": QUESTION} if data.startswith("critters:") else {}
     lvlm = load_lvlm(model, pick_device(reading.device), reading.dtype)
     return classifier(lvlm, classes, by=cast(Any, classify or "name_ll"), **usual)

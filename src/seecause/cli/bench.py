@@ -17,6 +17,7 @@ from seecause.cli.shared import (
     Count,
     Data,
     Device,
+    Facts,
     Limit,
     ModelName,
     Printing,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from seecause.bench.runner import Status
 
 LISTED = 20  # maximum number of missing values that are printed
+LONG = 400  # lines of a table that is not printed
 OWN = {  # options of the run and of a Ray task, without flags of their own
     "run": ("threads", "memory", "cell_size"),
     "ray": ("num_cpus", "num_gpus", "memory"),
@@ -98,19 +100,22 @@ def run(
     own = {name: given.pop(name, {}) for name in OWN}
     for name, known in OWN.items():
         refuse(own[name].keys() - known, f"{name}.KEY=VALUE with one of {', '.join(known)}")
+    device = pick_device(reading.device)
     with loading(f"{model} and {data}", quiet=output.quiet):
         from seecause import bench
         from seecause.bench.runner import read_cell, usual_workers
         from seecause.bench.tables import check_folder
+        from seecause.data.dataset import reading_with
 
         check_folder(out)
         request = bench.Request(
             model=model, weights=reading.weights, reading=reading.options(), data=data,
             limit=limit, methods={name: {} for name in methods}, metrics=names(metric),
-            target=target, seed=reading.seed, device=pick_device(reading.device),
-            dtype=reading.dtype or "float32", **own["run"],
+            target=target, seed=reading.seed, device=device, dtype=reading.dtype or "float32",
+            **{"cell_size": 16 if device == "cpu" else 64, **own["run"]},  # a GPU takes more
         )  # fmt: skip
         prepared = bench.prepare(request, options=given)
+    output.say(f"images: {prepared.model.preprocess.sentence()}")
     for name, reason in {} if output.quiet else prepared.left_out.items():
         tell(f"left out: {name}: {reason}")
     todo = sum(c.images for c in prepared.plan.cells if read_cell(out, c.name) is None)
@@ -118,7 +123,8 @@ def run(
         options = {**asdict(workers), "resources": own["ray"], "progress": progress}
         if workers == Workers() and request.device == "cpu":
             options["workers"] = usual_workers(todo)
-        state = bench.run(out, prepared, **options)
+        with reading_with(None):
+            state = bench.run(out, prepared, **options)
     lines = [f"next: seecause bench report {out}"] if state.complete else []
     return _finish(state, {"out": str(out)}, lines, output)
 
@@ -196,8 +202,9 @@ def reproduce(
     with loading(name, quiet=output.quiet):
         from seecause.experiments.base import run as run_experiment
 
-    given = by_name(option).pop("", {}) if option else {}
-    options: dict[str, Any] = {"limit": limit, "quick": quick, "as_printed": as_printed}
+    given = by_name(option)
+    given = {**given.pop("", {}), **given}  # training.epochs=1 goes into the table `training`
+    options: Facts = {"limit": limit, "quick": quick, "as_printed": as_printed}
     options |= {"data": _named(data, "--data", rest=True), "options": given}
     options |= {
         "models": _named(names(models), "--models"),
@@ -233,7 +240,7 @@ def _named(words: Sequence[str] | None, flag: str, *, rest: bool = False) -> dic
     return named
 
 
-def _finish(state: Status, facts: dict[str, Any], lines: list[str], output: Printing) -> int:
+def _finish(state: Status, facts: Facts, lines: list[str], output: Printing) -> int:
     """Print missing values with reasons (also with --quiet) and the progress of the run."""
     from seecause.report.bench import missing_rows
 
@@ -249,7 +256,7 @@ def _finish(state: Status, facts: dict[str, Any], lines: list[str], output: Prin
 
 
 def _print_table(folder: Path, output: Printing) -> None:
-    """Print table.md with aligned columns; bold numbers get a star."""
+    """Print table.md with aligned columns, unless it is long; bold numbers get a star."""
     import re
 
     from rich.console import Console
@@ -260,4 +267,6 @@ def _print_table(folder: Path, output: Printing) -> None:
         console = Console()
         console = console if console.is_terminal else Console(width=240)  # a file has room
         text = file.read_text(encoding="utf-8")
+        if text.count("\n") > LONG:
+            return
         console.print(Markdown(re.sub(r"\*\*([-\d][^*]*)\*\*", r"\1 ★", text)))

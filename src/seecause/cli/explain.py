@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from seecause.cli.shared import (
     VIT,
+    Facts,
     ModelName,
     Out,
     Output,
@@ -104,18 +105,16 @@ def explain(
 
     output.check(out)
     chosen = () if method is None else names(method)
-    if method is not None and not chosen:
-        raise BadOption("--method", method, "at least one method (see `seecause list methods`)")
     if not images:
         raise BadOption("IMAGES", None, "at least one image, folder or sample of a dataset")
     files = find_images(list(images))
     others, titles = second_versions(files, without), short_names(files)
     check_methods(chosen)
     given = by_name(option)
-    opened = reading.load(model, quiet=output.quiet)
+    opened = reading.load(model, output)
     with loading("methods", quiet=output.quiet):
         from seecause.attribution.attribute import default_methods, explain_batches
-        from seecause.report.explain import write_explanations
+        from seecause.report.explain import prediction_text, write_explanations
 
         methods = chosen or (("caap",) if option else default_methods(opened))
         options = method_options(methods, given, reading.seed, opened)
@@ -125,12 +124,17 @@ def explain(
         files = inputs
         others, titles = second_versions(files, without), short_names(files)
     if not output.quiet:
-        _warn(opened, model, files)
-    also = [*(["evidence"] * shown.evidence), *(["interactions"] * shown.interactions)]
+        from seecause.critters.world import CLASSES
+
+        if tuple(opened.classes) == tuple(CLASSES):  # it knows the generated world, nothing else
+            warn_outside(model, files, suggest="timm:deit3_small_patch16_224")
+    if not opened.classes and not output.quiet:
+        tell(f"note: {model} has no class names here; --classes FILE names them")
+    also: Any = [name for name in ("evidence", "interactions") if getattr(shown, name)]
     if workers is None:
         workers = default_workers(len(files))
     skipped: list[SkippedImage] = []
-    facts: dict[str, Any] = {"command": "explain", "out": str(out), "page": "index.html"}
+    facts: Facts = {"command": "explain", "out": str(out), "page": "index.html"}
     with output.progress(f"explaining with {', '.join(methods)}", len(files)) as progress:
         parts = explain_batches(
             opened, files, names=titles, methods=methods, target=target, others=others,
@@ -149,7 +153,14 @@ def explain(
             ]
     for image in skipped:
         tell(f"skipped: {image.reason}")
-    lines = [*_lines(facts["images"], opened)]
+    random = f"{opened.name} has random weights: its predictions mean nothing"
+    lines = [random] if opened.random_weights else []
+    for row in facts["images"]:
+        if "answers" in row:
+            lines.append(f"{row['name']}: {prediction_text(row)}")
+        for box in row.get("boxes", ()):
+            named = f"{box['name']}, probability {box['probability']:.3f}"
+            lines.append(f"  box {box['index']}: {named}")
     return output.finish(facts, lines, skipped=skipped)
 
 
@@ -168,39 +179,13 @@ def target_of(model: ImageModel, text: str | None) -> Any:
 
 def method_options(
     methods: Sequence[str], given: Mapping[str, Mapping[str, Any]], seed: int, model: ImageModel
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Facts]:
     """Options by method; one that no method has is refused."""
     from seecause.attribution.registry import find
 
     known = {method: find(method, model.architecture).options for method in methods}
     seeds = {method: {"seed": seed} for method, options in known.items() if "seed" in options}
     return with_options(seeds, given, known)
-
-
-def _warn(opened: ImageModel, model: str, files: Sequence[str]) -> None:
-    """Warn about images outside the model's domain and about missing class names."""
-    from seecause.critters.world import CLASSES
-
-    if tuple(opened.classes) == tuple(CLASSES):  # it knows the generated world, and nothing else
-        warn_outside(model, files, suggest="timm:deit3_small_patch16_224")
-    if not opened.classes:
-        tell(f"note: {model} has no class names here; --classes FILE names them")
-
-
-def _lines(rows: Sequence[Mapping[str, Any]], model: ImageModel) -> list[str]:
-    """The prediction for each image that could be read, and the boxes that a detector is sure
-    of."""
-    from seecause.report.explain import prediction_text
-
-    random = f"{model.name} has random weights: its predictions mean nothing"
-    lines = [random] if model.random_weights else []
-    for row in rows:
-        if "answers" in row:
-            lines.append(f"{row['name']}: {prediction_text(row)}")
-        for box in row.get("boxes", ()):
-            named = f"{box['name']}, probability {box['probability']:.3f}"
-            lines.append(f"  box {box['index']}: {named}")
-    return lines
 
 
 def short_names(files: Sequence[str]) -> list[str]:

@@ -41,14 +41,13 @@ By = Annotated[
         " as the public code has it."
     ),
 ]
-TESTING = ("calibration", "batch", "workers", "keypoints", "random_crops")
+TESTING = ("calibration", "batch", "workers", "keypoints")
 TestOption = Annotated[
     Values,
     Parameter(
         help="calibration=N (training images for thresholds and key points; default: all), batch=N"
-        " (images at once), workers=N (processes that read images), keypoints=false, or"
-        " random_crops=true (also measure mIoU on random crops, as the public code does); repeat"
-        " for more."
+        " (images at once), workers=N (processes that read images), or keypoints=false; repeat for"
+        " more."
     ),
 ]
 TestData = Annotated[
@@ -231,6 +230,7 @@ def parts(
     *,
     data: TestData = None,
     limit: Count = 12,
+    quantile: float | None = None,
     device: Device = "auto",
     out: Out = Path("parts"),
     output: Output = Output(),
@@ -242,6 +242,7 @@ def parts(
 
     Args:
         limit: Show this many images, spread evenly.
+        quantile: Without tokens further from their prototype than this share of training tokens.
         device: Where to compute; auto takes the GPU if there is one.
     """
     from seecause.faithful import open_network
@@ -250,7 +251,7 @@ def parts(
 
     output.check(out)
     opened = open_network(network, device=pick_device(device))
-    name, examples = example_parts(opened, data=data, limit=limit)
+    name, examples = example_parts(opened, data=data, limit=limit, quantile=quantile)
     raw = opened.net.preprocess.raw(examples.images)
     sheet = part_sheet(raw, examples.output.maps)
     return output.write(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from seecause.cli.shared import ModelName, Printing, Reading, print_table
+from seecause.cli.shared import Facts, ModelName, Printing, Reading, print_table
 from seecause.errors import BadOption
 
 if TYPE_CHECKING:
@@ -52,8 +52,16 @@ def doctor(
     Args:
         list_classes: Also list the class names.
     """
+    from seecause.cli.lvlm import load_lvlm
+    from seecause.loading import LanguageModel
+
     if model:
-        opened = _opened(model, reading, output.quiet, classes=list_classes)
+        try:
+            opened: Any = reading.load(model, output, check=False)
+        except LanguageModel:
+            if list_classes:
+                raise  # it has none
+            opened = load_lvlm(model, reading.device, reading.dtype, check=False)
         facts = checkup(opened)
         if list_classes:
             indices = range(opened.n_classes)
@@ -70,26 +78,11 @@ def doctor(
     return output.finish(facts)
 
 
-def _opened(model: str, reading: Reading, quiet: bool, *, classes: bool) -> Any:
-    """A view that is not checked yet: of a classifier, or of a vision-language model, which has no
-    classes."""
-    from seecause.loading import LanguageModel
-
-    try:
-        return reading.load(model, check=False, quiet=quiet)
-    except LanguageModel:
-        if classes:
-            raise
-        from seecause.cli.lvlm import load_lvlm
-
-        return load_lvlm(model, reading.device, reading.dtype, check=False)
-
-
 def _cell(value: Any) -> str:
     return "" if value is None else f"{value:.1e}" if isinstance(value, float) else str(value)
 
 
-def environment() -> dict[str, dict[str, Any]]:
+def environment() -> dict[str, Facts]:
     """Versions, devices and optional parts of this machine."""
     from importlib.util import find_spec
 
@@ -108,7 +101,7 @@ def environment() -> dict[str, dict[str, Any]]:
     return {"versions": library_versions(), "devices": devices, "extras": extras}
 
 
-def checkup(model: ImageModel | LVLM) -> dict[str, dict[str, Any]]:
+def checkup(model: ImageModel | LVLM) -> dict[str, Facts]:
     """The checks of `sc.doctor`, and what a user may want to know before trusting a map; refuses a
     model that fails one."""
     import seecause as sc
@@ -129,7 +122,7 @@ def checkup(model: ImageModel | LVLM) -> dict[str, dict[str, Any]]:
         parts = {"blocks": model.n_layers, "heads": model.n_heads}
         return {"verified": verified, "model": {"name": model.name, **about}, "inside": parts}
     (rows, columns), (high, wide) = model.layout.grid, model.patch
-    inside: dict[str, Any] = {"grid": f"{rows} x {columns} patches of {high} x {wide} pixels"}
+    inside: Facts = {"grid": f"{rows} x {columns} patches of {high} x {wide} pixels"}
     if isinstance(model, VisionModel):
         layout, block = model.layout, model.blocks[0]
         inside |= {
@@ -160,7 +153,7 @@ def checkup(model: ImageModel | LVLM) -> dict[str, dict[str, Any]]:
     }
 
 
-Rows = list[dict[str, Any]]
+Rows = list[Facts]
 
 
 def list_names(
@@ -185,21 +178,23 @@ def list_names(
         what: The kind of names to list.
         name: Show the options of this method or selector.
     """
+    from seecause.attribution.registry import find
+    from seecause.background.heads import SELECTORS
+    from seecause.data.dataset import datasets
+    from seecause.experiments.base import listing
+
     if name and what not in ("methods", "selectors"):
         raise BadOption("NAME", name, "nothing: only methods and selectors have options")
-    rows = _options(what, name) if name else LISTS[what]()
+    if name:
+        entry: Any = find(name) if what == "methods" else SELECTORS.get(name)
+        rows = [{"option": option, "default": value} for option, value in entry.options.items()]
+    elif what == "datasets":
+        rows = [{"dataset": form} for form in datasets()]
+    else:
+        rows = listing() if what == "experiments" else LISTS[what]()
     if not output.silent:
         print_table(list(rows[0]) if rows else [""], [[*map(str, row.values())] for row in rows])
     return output.finish({what: rows})
-
-
-def _options(what: str, name: str) -> Rows:
-    """The options of a method or selector with their defaults."""
-    from seecause.attribution.registry import find
-    from seecause.background.heads import SELECTORS
-
-    entry: Any = find(name) if what == "methods" else SELECTORS.get(name)
-    return [{"option": option, "default": value} for option, value in entry.options.items()]
 
 
 def _methods() -> Rows:
@@ -253,23 +248,9 @@ def _models() -> Rows:
     return rows
 
 
-def _datasets() -> Rows:
-    from seecause.data.dataset import datasets
-
-    return [{"dataset": form} for form in datasets()]
-
-
-def _experiments() -> Rows:
-    from seecause.experiments.base import listing
-
-    return listing()
-
-
 LISTS = {
     "methods": _methods,
     "selectors": _selectors,
     "metrics": _metrics,
     "models": _models,
-    "datasets": _datasets,
-    "experiments": _experiments,
 }

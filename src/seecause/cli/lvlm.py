@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
+from cyclopts.types import ExistingDirectory, NonNegativeInt
 from cyclopts.validators import Number
 
 from seecause.cli.shared import (
@@ -30,7 +31,7 @@ from seecause.errors import BadOption
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
 
-    from seecause.lvlm import LVLM, AnswerTrace, MeanBank
+    from seecause.lvlm import LVLM
 
 LLAVA = "builtin:critters-llava"
 LVLMName = Annotated[
@@ -59,7 +60,7 @@ class Asked:
 
     question: str
     model: LVLMName = LLAVA
-    bank: Path | None = None
+    bank: ExistingDirectory | None = None
     calibration: Values = None
     where: Trusting = Trusting()
 
@@ -80,29 +81,28 @@ class Asked:
                 " their average), or --bank"
             )
             raise BadOption("--calibration", self.calibration, expected)
-        if self.bank is not None and not self.bank.is_dir():
-            raise BadOption("--bank", str(self.bank), "a folder that `seecause lvlm bank` wrote")
         find_images(self.calibration or [])
 
-    def open(self, image: str, output: Printing) -> tuple[PILImage, LVLM]:
-        """The image and the model."""
-        from seecause.data.dataset import open_image
-
-        shown = open_image(image)
-        if self.knows_critters and not output.quiet:
-            warn_outside(self.model, [image], suggest="hf:llava-hf/llava-1.5-7b-hf")
-        where = self.where
-        return shown, load_lvlm(self.model, where.device, where.dtype, where.trust_remote_code)
-
-    def average(self, lvlm: LVLM) -> MeanBank:
-        """A saved bank, or one made now."""
+    def open(
+        self, image: str, output: Printing, *, averaged: bool = True
+    ) -> tuple[PILImage, LVLM, Any]:
+        """The image, the model and, if it is `averaged`, a bank: a saved one, or one made now."""
         from seecause.data.dataset import find_images, open_image
         from seecause.lvlm import MeanBank, calibration_critters, make_bank
 
-        if self.bank is not None:
-            return MeanBank.load(self.bank)
-        files = find_images(self.calibration or [])
-        return make_bank(lvlm, [open_image(f) for f in files] or calibration_critters())
+        if averaged:
+            self.check()
+        shown, where, bank = open_image(image), self.where, None
+        if self.knows_critters and not output.quiet:
+            warn_outside(self.model, [image], suggest="hf:llava-hf/llava-1.5-7b-hf")
+        with loading(self.model, quiet=output.quiet):
+            lvlm = load_lvlm(self.model, where.device, where.dtype, where.trust_remote_code)
+            if averaged and self.bank is not None:
+                bank = MeanBank.load(self.bank)
+            elif averaged:
+                files = find_images(self.calibration or [])
+                bank = make_bank(lvlm, [open_image(f) for f in files] or calibration_critters())
+        return shown, lvlm, bank
 
 
 @Parameter(name="*")
@@ -113,8 +113,8 @@ class Masking:
     Attributes:
         how: How coefficients are estimated. derivative: their mean over masks, in seconds; fit: the
             paper's elastic net, thousands of masks.
-        masks: Number of random masks. Default: 64, or 10000 with --how fit.
-        p: Share of heads, or image tokens, that a mask ablates.
+        masks: Number of random masks. Default: 64, or 10000 with --how fit, as in the paper.
+        p: The probability that a mask ablates a head, or an image token.
     """
 
     how: Literal["derivative", "fit"] = "derivative"
@@ -128,7 +128,7 @@ def trace(
     *,
     asked: Asked,
     answer: str | None = None,
-    position: Annotated[int, Parameter(validator=Number(gte=0))] = 0,
+    position: NonNegativeInt = 0,
     floor: float = 1.0,
     masking: Masking = Masking(),
     heads_only: bool = False,
@@ -137,8 +137,8 @@ def trace(
 ) -> int:
     """Trace a word of an answer: from which image tokens, through which heads?
 
-    Writes a page (index.html), the coefficients, curves and other rankings (trace.safetensors,
-    trace.json), the maps of image tokens (overlay.png) and a manifest.
+    Writes a page (index.html), every head (heads.csv), the coefficients, curves and other rankings
+    (trace.safetensors, trace.json), the maps of image tokens (overlay.png) and a manifest.
 
     For example:
 
@@ -149,19 +149,17 @@ def trace(
     Args:
         answer: The answer to explain. Default: the model's own.
         position: Index of the explained token of the answer, from 0; earlier tokens are given.
-        floor: Minimum effect of the image on the answer, in logits.
+        floor: Minimum effect of the image on the answer, in logits; 0 is the paper's.
         heads_only: Compute head coefficients only. Halves the run time.
     """
     from seecause.lvlm import MaskEngine, trace_answer
     from seecause.lvlm.attribute import masked_runs
-    from seecause.report.lvlm import write_trace
+    from seecause.report.lvlm import needed_text, write_trace
 
     output.check(out)
-    asked.check()
-    with loading(asked.model, quiet=output.quiet):
-        shown, lvlm = asked.open(image, output)
-        word = {"answer": answer, "position": position, "floor": floor}
-        engine = MaskEngine(lvlm, shown, asked.question, asked.average(lvlm), **word)
+    shown, lvlm, average = asked.open(image, output)
+    word: dict[str, Any] = {"answer": answer, "position": position, "floor": floor}
+    engine = MaskEngine(lvlm, shown, asked.question, average, **word)
     runs = masked_runs(engine, how=masking.how, masks=masking.masks, tokens=not heads_only)
     with output.progress("masked runs", runs) as engine.progress:
         options = {**vars(masking), "tokens": not heads_only, "seed": asked.where.seed}
@@ -173,27 +171,21 @@ def trace(
         write_trace(folder, result, shown, name=image)
     for line in () if output.quiet else result.concerns():
         tell(f"note: {line}")
-    return output.finish(facts, _trace_lines(result))
-
-
-def _trace_lines(trace: AnswerTrace) -> list[str]:
-    from seecause.report.lvlm import needed_text
-
-    engine, chosen, tokens = trace.engine, trace.chosen, trace.tokens
+    chosen, tokens = result.chosen, result.tokens
     enough = int(chosen.sum())
-    top = f"{', '.join(map(str, trace.heads.top(min(enough, 8))))}{' ...' * (enough > 8)}"
+    top = f"{', '.join(map(str, result.heads.top(min(enough, 8))))}{' ...' * (enough > 8)}"
     lines = [
         f"answer: {engine.answer}; the image moves its logit by {engine.span:.2f}",
         f"{enough} of {chosen.numel()} heads are enough: {top} (layer, head; R2"
-        f" {trace.heads.r2:.2f})",
-        f"needed? {needed_text(trace.left())}",
+        f" {result.heads.r2:.2f})",
+        f"needed? {needed_text(result.left())}",
     ]
     if tokens is not None:
         pairs = zip(engine.prompt.pieces, tokens.rows.tolist(), strict=True)
         words = " ".join(f"'{piece.strip() or 'newline'}'" for piece, kept in pairs if kept)
         alone = f"(alone {tokens.sufficiency:.0%} of the effect of those heads)"
         lines.append(f"words that receive the image: {words} {alone}")
-    return lines
+    return output.finish(facts, lines)
 
 
 def answer(
@@ -227,11 +219,9 @@ def answer(
     from seecause.report.lvlm import sentence, write_answer
 
     output.check(out)
-    asked.check()
-    with loading(asked.model, quiet=output.quiet):
-        shown, lvlm = asked.open(image, output)
-        said: dict[str, Any] = {"answer": answer, "length": length}
-        engine = AnswerEngine(lvlm, shown, asked.question, asked.average(lvlm), **said)
+    shown, lvlm, average = asked.open(image, output)
+    said: dict[str, Any] = {"answer": answer, "length": length}
+    engine = AnswerEngine(lvlm, shown, asked.question, average, **said)
     runs = masked_runs(engine, how=masking.how, masks=masking.masks)
     with output.progress("masked runs", runs) as engine.progress:
         words = trace_words(engine, **vars(masking), seed=asked.where.seed)
@@ -283,12 +273,8 @@ def edit(
     pairs = value_of(f"[{heads}]")
     if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
         raise BadOption("--heads", heads, "pairs of layer and head, such as (0, 4), (1, 1)")
-    if blind:
-        asked.check()
-    with loading(asked.model, quiet=output.quiet):
-        shown, lvlm = asked.open(image, output)
-        average = asked.average(lvlm) if blind else None
-        other = None if redirect is None else open_image(redirect)
+    other = None if redirect is None else open_image(redirect)
+    shown, lvlm, average = asked.open(image, output, averaged=blind)
     prompt = lvlm.prompt(shown, asked.question)
     before = lvlm.speak(prompt, length)
     with edited_heads(lvlm, pairs, blind=average, redirect=other, image=shown):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
+from cyclopts.types import ExistingDirectory, UInt16
 
 from seecause.cli.shared import (
     BIASED,
@@ -19,6 +19,7 @@ from seecause.cli.shared import (
     Device,
     Out,
     Output,
+    Printing,
     Reading,
     Values,
     loading,
@@ -29,7 +30,7 @@ from seecause.errors import BadOption
 if TYPE_CHECKING:
     from seecause.app.state import ServerState
 
-EMBEDDED = (VIT, BIASED, "builtin:critters-ifam", "builtin:critters-llava")
+EMBEDDED = (BIASED, VIT, "builtin:critters-ifam", "builtin:critters-llava")
 AUDITED = ("critters:certified:test", "critters:certified:train")
 CONNECTIONS = 512  # maximum number of connections
 
@@ -62,7 +63,7 @@ def demo(
         for chapter in JOBS:
             shown = run_job(chapter, where)
             sections += shown.sections
-            manifests += shown.manifests
+            manifests.extend(map(dict, shown.manifests))
             lines += shown.lines
             progress(1)
     lead = (
@@ -84,9 +85,11 @@ def serve(
     reading: Reading = Reading(),
     image: Values = None,
     data: Values = None,
-    runs: Annotated[list[Path] | None, Parameter(consume_multiple=False)] = None,
+    runs: Annotated[list[ExistingDirectory] | None, Parameter(consume_multiple=False)] = None,
+    data_root: ExistingDirectory | None = None,
+    share: bool = False,
     host: str = "127.0.0.1",
-    port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 8321,
+    port: UInt16 = 8321,
     open: bool = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
 ) -> int:
@@ -108,6 +111,8 @@ def serve(
         data: A dataset that may be audited; repeat for more. Default: Critters, for embedded
             models.
         runs: A folder of results that may be opened; repeat for more.
+        data_root: A folder; those below it with a sub-folder for each class are datasets, too.
+        share: Links to uploaded images work for everybody who can open the page.
         host: Address to listen at. Beyond this machine, the page needs a token.
         port: Port to listen at; 0 takes a free one.
         open: Open the page in a browser.
@@ -117,9 +122,6 @@ def serve(
     from seecause.data.dataset import find_images
 
     samples = find_images(list(image or []))
-    for path in runs or []:
-        if not path.is_dir():
-            raise BadOption("--runs", str(path), "an existing folder")
     read_as = reading.options()
     given = [*(["--weights"] * (reading.weights is not None)), *(f"--{name}" for name in read_as)]
     if given and len(model or ()) != 1:
@@ -137,9 +139,10 @@ def serve(
 
         def load(spec: str) -> Any:
             lvlm = partial(load_lvlm, device=reading.device, dtype=reading.dtype)
-            return load_any(spec, partial(reading.load, quiet=True), lvlm)
+            return load_any(spec, partial(reading.load, output=Printing(quiet=True)), lvlm)
 
         where = {"data": data or [], "runs": runs or [], "weights": reading.weights}
+        where |= {"data_root": data_root and data_root.resolve(), "share": share}
         state = open_state(model or EMBEDDED, samples=samples, load=load, reading=read_as, **where)
         if torch.get_num_threads() > 1:  # one processor answers requests while the others compute
             torch.set_num_threads(torch.get_num_threads() - 1)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
+from cyclopts.types import NonNegativeInt as Seed, PositiveInt as Count
 from cyclopts.validators import Number
 
 from seecause.errors import BadOption, NotDefined, printable
@@ -26,12 +27,15 @@ if TYPE_CHECKING:
     from seecause.models.base import ImageModel
     from seecause.report import Section
 
+Facts = dict[str, Any]  # plain values by name: a manifest, or options
 MANIFEST = "manifest.json"
 EVERY = 10.0  # seconds between lines of progress without a terminal
 INCOMPLETE, FAILED = 1, 3  # exit codes: something is missing; a limit is not met
 WRITING = "Writing and printing"  # a panel of the help
-INPUT: dict[str, Any] = {"size": int | tuple[int, int], "trust_remote_code": bool}
+INPUT: Facts = {"size": int | tuple[int, int], "output": int | str}
 INPUT |= dict.fromkeys(("mean", "std"), tuple[float, float, float])
+INPUT |= dict.fromkeys(("trust_remote_code", "exif", "alpha", "squash"), bool)
+INPUT |= {"crop": float, "interpolation": str}
 VIT, BIASED = "builtin:critters-vit", "builtin:critters-biased"
 TRAIN, TEST = "critters:certified:train", "critters:balanced:test"
 
@@ -40,8 +44,9 @@ ModelName = Annotated[
     Parameter(
         name=["--model", "-m"],
         group="Model",
-        help="builtin:NAME, timm:NAME, hf:NAME-OR-FOLDER, torchvision:NAME, open_clip:NAME/TAG, or"
-        " a folder that timm, transformers, PEFT or seecause wrote.",
+        help="builtin:NAME, timm:NAME, hf:NAME-OR-FOLDER, torchvision:NAME, open_clip:NAME/TAG, a"
+        " folder that timm, transformers, PEFT or seecause wrote, or a function that returns your"
+        " own module: FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION.",
     ),
 ]
 Data = Annotated[
@@ -51,7 +56,6 @@ Data = Annotated[
         " pairs:WITH:WITHOUT and others (`seecause list datasets`)."
     ),
 ]
-Count = Annotated[int, Parameter(validator=Number(gte=1))]
 Limit = Annotated[
     Count, Parameter(help="Read at most this many images of a dataset, spread evenly.")
 ]
@@ -75,7 +79,6 @@ Workers = Annotated[
 Share = Annotated[float | None, Parameter(validator=Number(gte=0, lte=1))]
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
-Seed = Annotated[int, Parameter(validator=Number(gte=0))]
 MasksFrom = Annotated[
     str | None,
     Parameter(
@@ -126,8 +129,11 @@ class Reading(Where):
             folder instead of the pretrained weights, or 'random'.
         classes: A file with class names in the model's order: one a line, or JSON; or imagenet, for
             zero-shot CLIP with the names and prompts it was published with.
-        input: How images are prepared, if the model's own values are wrong: mean=R,G,B,
-            std=R,G,B or size=H[,W]; repeat for more. trust_remote_code=true runs the code of a
+        input: How images are prepared, if the model's own values are wrong: a FILE (a timm config,
+            the repr of a torchvision transform, the folder of a transformers processor),
+            mean=R,G,B, std=R,G,B, size=H[,W], crop=SHARE, interpolation=NAME, squash=true,
+            exif=true (apply EXIF rotation), alpha=true (transparency on white); repeat for more.
+            output=INDEX picks one of a module's outputs. trust_remote_code=true runs the code of a
             repository.
     """
 
@@ -135,15 +141,33 @@ class Reading(Where):
     classes: Path | None = None
     input: Values = None
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Facts:
         """Options of `sc.load` beside weights, device and dtype: only what was given."""
-        options = by_name(self.input, "--input").pop("", {})
+        files = [word for word in self.input or () if "=" not in word]
+        options = by_name([w for w in self.input or () if "=" in w], "--input").pop("", {})
         for name in options.keys() & {"mean", "std"}:
             options[name] = (options[name],) * 3 if accepts(float, options[name]) else options[name]
         for name, value in options.items():
             if name not in INPUT or not accepts(INPUT[name], value):
-                expected = "mean=R,G,B, std=R,G,B, size=H[,W] or trust_remote_code=true"
+                expected = (
+                    "a FILE, mean=R,G,B, std=R,G,B, size=H[,W], crop=SHARE, interpolation=NAME,"
+                    " squash=true, exif=true, alpha=true, output=INDEX or trust_remote_code=true"
+                )
                 raise BadOption("--input", f"{name}={value}", expected)
+        for name in ("exif", "alpha"):  # workers read images, too
+            if options.pop(name, False):
+                os.environ[f"SEECAUSE_{name.upper()}"] = "1"
+        if "interpolation" in options:
+            options["filter"] = options.pop("interpolation")
+        steps = {n: options.pop(n) for n in ("crop", "squash", "filter") if n in options}
+        if files:
+            from seecause.models.preprocess import from_record, preprocess_of
+
+            base = preprocess_of(files[-1])
+            base = base if isinstance(base, dict) else base.record()
+            steps = from_record({**base, **steps}).record()
+        if steps:
+            options["preprocess"] = steps
         if self.classes is not None:
             from seecause.loading import IMAGENET, read_class_names
 
@@ -151,10 +175,16 @@ class Reading(Where):
             options["classes"] = IMAGENET if word else read_class_names(self.classes)
         return options
 
-    def load(self, model: str, *, check: bool = True, quiet: bool = False) -> ImageModel:
-        """Load a model; the seed decides random weights."""
+    def load(
+        self,
+        model: str,
+        output: Printing,
+        *,
+        check: bool = True,
+    ) -> ImageModel:
+        """Load a model, and say how its images are prepared; the seed decides random weights."""
         options = self.options()  # errors in them are reported before anything is loaded
-        with loading(model, quiet=quiet):
+        with loading(model, quiet=output.quiet):
             import torch
 
             from seecause.loading import load
@@ -163,7 +193,10 @@ class Reading(Where):
             if model.partition(":")[0] not in ("builtin", "timm", "torchvision", "open_clip"):
                 only_downloads_have_bars()
             options |= {"device": pick_device(self.device), "dtype": self.dtype or "float32"}
-            return load(model, weights=self.weights, check=check, **options)
+            opened = load(model, weights=self.weights, check=check, **options)
+        if check:
+            output.say(f"images: {opened.preprocess.sentence()}")
+        return opened
 
 
 @Parameter(name="*", group=WRITING)
@@ -229,7 +262,7 @@ class Output(Printing):
     def write(
         self,
         out: Path,
-        manifest: dict[str, Any],
+        manifest: Facts,
         title: str,
         sections: Sequence[Section],
         lines: Iterable[str],
@@ -264,9 +297,9 @@ def value_of(text: str) -> Any:
         return text
 
 
-def by_name(words: Sequence[str] | None, flag: str = "--option") -> dict[str, dict[str, Any]]:
+def by_name(words: Sequence[str] | None, flag: str = "--option") -> dict[str, Facts]:
     """Options by the name before the dot ("" if there is none): `[name.]key=value`."""
-    options: dict[str, dict[str, Any]] = {}
+    options: dict[str, Facts] = {}
     for word in words or ():
         path, equals, text = word.partition("=")
         name, _, key = path.rpartition(".")
@@ -347,12 +380,11 @@ def check_out(out: Path, *, overwrite: bool = False) -> bool:
     whether it contains an earlier result, which the new one will replace."""
     from seecause.files import recover_folder
 
-    above = next(place for place in out.absolute().parents if place.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise BadOption("--out", str(out), f"a folder that can be written; {above} is not")
     recover_folder(out)  # after a command that was killed
-    if out.exists() and not out.is_dir():
-        raise BadOption("--out", str(out), "a folder; this is a file")
+    there = out.absolute()
+    nearest = next(place for place in (there, *there.parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise BadOption("--out", str(out), f"a folder that can be written; {nearest} is not")
     occupied = out.is_dir() and any(out.iterdir())
     ours = occupied and _is_ours(out)
     if occupied and not ours and not overwrite:
@@ -365,9 +397,7 @@ def check_out(out: Path, *, overwrite: bool = False) -> bool:
 
 
 @contextmanager
-def result_folder(
-    out: Path, manifest: dict[str, Any], *, overwrite: bool = False
-) -> Iterator[Path]:
+def result_folder(out: Path, manifest: Facts, *, overwrite: bool = False) -> Iterator[Path]:
     """A folder to write into, which becomes `out` when the block ends well. The manifest, in its
     final state and with the list of all files, is added to it.
 
@@ -442,6 +472,7 @@ def counting(what: str, total: int, *, quiet: bool = False) -> Iterator[Callable
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     console, count, last = Console(stderr=True), 0, time.monotonic()
+    began = last
     bar = Progress(
         "{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[note]}",
         TimeRemainingColumn(), console=console, transient=True, speed_estimate_period=600,
@@ -456,7 +487,8 @@ def counting(what: str, total: int, *, quiet: bool = False) -> Iterator[Callable
             bar.update(task, advance=done, total=total, note=note)
             if bar.disable and not quiet and time.monotonic() - last >= EVERY:
                 last = time.monotonic()
-                tell(f"{what}: {count} of {total} {note}".rstrip())
+                left = (last - began) / max(1, count) * (total - count)
+                tell(f"{what}: {count} of {total}, about {left:.0f} s left {note}".rstrip())
 
         yield advance
 

@@ -24,7 +24,15 @@ from PIL import Image
 from torch import Tensor
 
 from seecause.files import atomic_file, csv_text
-from seecause.report.figures import SKIPPED, Scale, colours, data_uri, number, page_image
+from seecause.report.figures import (
+    SKIPPED,
+    Scale,
+    colours,
+    data_uri,
+    fixed,
+    number,
+    page_image,
+)
 
 if TYPE_CHECKING:
     from seecause.data.dataset import SkippedImage
@@ -129,14 +137,28 @@ def _base64(content: bytes) -> str:
 
 
 @cache
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("seecause.report"),
-        autoescape=True,
+def _environment(package: str = "seecause.report") -> Environment:
+    environment = Environment(
+        loader=PackageLoader(package),
+        autoescape=lambda name: not (name or "").endswith(".txt"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"fmt": format, "repr": repr, "number": number, "fixed": fixed}
+    environment.tests["finite"] = math.isfinite
+    return environment
+
+
+def text(name: str, package: str = "seecause.report", **values: Any) -> str:
+    """Text by the template `templates/NAME.txt` of a package."""
+    return _environment(package).get_template(f"{name}.txt").render(values)
+
+
+def sentences(name: str, **values: Any) -> list[str]:
+    """The paragraphs of a text, each as one line."""
+    paragraphs = text(name, **values).split("\n\n")
+    return [" ".join(each.split()) for each in paragraphs if each.strip()]
 
 
 def part(name: str, *values: Any, **options: Any) -> Markup:
@@ -157,7 +179,7 @@ def table(
 
 def warnings(lines: Iterable[str]) -> Markup:
     """Lines in a highlighted box."""
-    return Markup("").join(Markup('<p class="warning">{}</p>').format(line) for line in lines)
+    return part("warnings", lines)
 
 
 def verdict_box(lines: Sequence[str]) -> Markup:
@@ -174,22 +196,8 @@ def skipped_section(skipped: Sequence[SkippedImage]) -> list[Section]:
 
 def protocol_section(records: Sequence[Mapping[str, Any]]) -> Section:
     """How each result was computed, from its manifest: one table a record."""
-    tables = []
-    for record in records:
-        texts = {key: _spelled(record[key]) for key in PROTOCOL if key in record}
-        rows = [(key.replace("_", " "), text) for key, text in texts.items() if text]
-        tables.append(table((key, text) for key, text in rows if len(text) <= LONGEST))
-    body = Markup('<div class="protocols">{}</div>').format(Markup("").join(tables))
     fold = "Everything needed to get the same numbers again"
-    return Section("Protocol", body, fold=fold)
-
-
-def _spelled(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}={entry}" for key, entry in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return "" if value is None or value is False else str(value)
+    return Section("Protocol", part("protocol", records, PROTOCOL, LONGEST), fold=fold)
 
 
 def rows_csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -210,13 +218,6 @@ class MapView:
     scale: Scale
     native: Tensor | None = None
     answers: Sequence[Answer] = ()  # predictions, if maps of several models share an image
-
-    @property
-    def ends(self) -> str:
-        """What the page needs to colour values: the ends of the scale, whether it has two signs,
-        and how pale it is."""
-        scale = self.scale
-        return f"{scale.low!r} {scale.high!r} {scale.signed:d} {scale.paleness:.4g}"
 
     @property
     def numbers(self) -> str:
@@ -310,19 +311,6 @@ def head_grid(
         errors: Standard errors [L, H].
         most: The value of full colour; 0 takes the largest.
     """
-    outlined, rows = set(chosen), []
     most = most or float(values.nan_to_num(0, 0, 0).abs().max()) or 1.0
-    for layer, row in enumerate(values.tolist()):
-        rows.append([])
-        for head, value in enumerate(row):
-            sign, strength, about = "for" if value >= 0 else "against", 0, "not measured"
-            if math.isfinite(value):
-                strength, about = min(90, round(90 * abs(value) / most)), number(value)
-                if errors is not None:
-                    about += f" ± {number(float(errors[layer, head]))}"
-            else:
-                sign = "none"
-                about = "must stay" if value == -math.inf else about
-            sign += " chosen" if (layer, head) in outlined else ""
-            rows[-1].append((sign, strength, f"layer {layer}, head {head}: {about}"))
-    return part("head_grid", title, rows)
+    shown = None if errors is None else errors.tolist()
+    return part("head_grid", title, values.tolist(), shown, set(chosen), most)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from markupsafe import Markup
 from torch import Tensor
 
 from seecause.models.base import protocol
@@ -26,6 +27,7 @@ from seecause.report import (
     head_grid,
     part,
     protocol_section,
+    sentences,
     skipped_section,
     table,
     verdict_box,
@@ -58,16 +60,20 @@ GROUPS = 12  # maximum number of groups in a table, the worst first
 TERMS = {  # numbers of audits, repairs and pruning
     "accuracy": "correct predictions on plain images",
     "flips": "share of predictions that change when the object is pasted on the background of an"
-    " image with another predicted class (after pruning: on the other version of the image)",
-    "flips, control": "flips on backgrounds of images predicted the same: what cutting alone does",
-    "transplants": "correct predictions on backgrounds of images that are predicted otherwise",
+    " image with another predicted class; of pairs, in the second version",
+    "control flips": "flips on backgrounds of images predicted the same: what cutting alone does",
+    "other accuracy": "correct predictions on backgrounds of images that are predicted otherwise;"
+    " of pairs, on the second versions",
+    "gain": "change of the accuracy over all versions of an image",
+    "loss": "share of plain images whose correct predictions are lost, less those won; without"
+    " labels, by the probabilities that the model gave before",
     "transplant-worst": "lowest accuracy over pairs (object class, class of the background image);"
     " pairs with few images are pooled",
     "worst group": "the lowest accuracy over groups of images, where the data names groups",
-    "extra flips": "flips less those by cutting alone, over correctly predicted images",
-    "low 95%": "lower end of the 95 % interval of extra flips (bootstrap over images)",
-    "high 95%": "its upper end",
-    "compared images": "images that the verdict is taken of",
+    "extra flips": "flips less control flips, over the same images",
+    "extra flips low": "lower end of the 95 % interval of extra flips (bootstrap over images)",
+    "extra flips high": "its upper end",
+    "compared images": "correctly predicted images that flips are taken of",
     "NLL": "negative log-likelihood of the true class in nats",
     "ECE": "expected calibration error: how far confidence is from accuracy",
     "FIG": "foreground information gain: how far the prediction moves without the object"
@@ -90,34 +96,8 @@ def audit_lines(audit: BackgroundAudit) -> list[str]:
     """The verdict in words, the conclusion first."""
     from seecause.background.audit import ENOUGH, MOSTLY, SOME
 
-    conclusions = {
-        "yes": "Yes: the model predicts from the background.",
-        "no": "No: these predictions hardly depend on the background.",
-        "cannot tell": "These images do not show whether the background decides.",
-        "too few": f"Too few: {len(audit.extra_flips)} of at least {ENOUGH} correct predictions.",
-    }
-    lines, (low, high) = [conclusions[audit.verdict]], audit.interval
-    if low == low and audit.verdict != "too few":
-        control = f"on that of one with the same prediction {audit.control_flips:.0%}"
-        if math.isnan(audit.control_flips):
-            control = "and no two images have the same prediction, to show what cutting alone does"
-        lines.append(
-            f"On the background of an image with another prediction {audit.flips:.0%} of correct"
-            f" predictions change, {control}. Difference {float(audit.extra_flips.mean()):+.0%}"
-            f" (95 % interval {low:+.0%} to {high:+.0%}, {len(audit.extra_flips)} images; yes from"
-            f" {SOME:+.0%} on)."
-        )
-    if audit.verdict == "cannot tell" and audit.control_flips > MOSTLY:
-        lines.append("Cutting alone changes most predictions: check the cuts, or use other masks.")
-    elif audit.verdict == "cannot tell" and audit.doubt:
-        lines.append(
-            "The object masks are the model's own: they show what it uses, not where the object is."
-            " Use the masks of the data, or those of another network (--masks-from)."
-        )
-    lines.append(f"Accuracy {audit.accuracy:.0%} on plain images.")
-    if audit.masks is not None:
-        lines.append(f"Object masks: {audit.masks.source}.")
-    return lines
+    limits = {"enough": ENOUGH, "mostly": MOSTLY, "some": SOME}
+    return sentences("audit", audit=audit, n=audit.numbers(), **limits)
 
 
 def audit_sections(
@@ -131,11 +111,36 @@ def audit_sections(
     return [
         Section("Verdict", verdict),
         worst_section([model], [audit], [""]),
+        *cuts_section(model, audit.data),
         Section("Numbers", table(rows)),
         *groups_section(audit),
         *skipped_section(audit.data.skipped),
         protocol_section([audit.protocol]),
     ]
+
+
+def cuts_section(model: ImageModel, data: LabelledImages) -> list[Section]:
+    """A sheet of accepted cuts, and one of refused cuts with their reasons; none for pairs."""
+    from seecause.background.images import on_pixels
+    from seecause.background.transplant import REFUSALS
+
+    if data.masks is None:
+        return []
+    masks, reasons = data.masks.hard, data.masks.refused
+    reasons = torch.zeros(len(data), dtype=torch.long) if reasons is None else reasons.cpu()
+    cards = []
+    for refused in (False, True):
+        for place in ((reasons > 0) == refused).nonzero()[:SHOWN, 0].tolist():
+            shape = (
+                on_pixels(masks[place], data.size) if masks.shape[1:] != data.size else masks[place]
+            )
+            cut = torch.where(shape, model.preprocess.raw(data.images[place]), 0.5)
+            title = f"refused: {REFUSALS[int(reasons[place])]}" if refused else "accepted"
+            cards.append(Card(data.ids[place], shots=[Shot(title, thumbnail(cut))]))
+    refused_count = int((reasons > 0).sum())
+    note = f"{len(data) - refused_count} cuts are accepted, {refused_count} refused; refused cuts"
+    note += " take part in no number. The controls use the same cuts."
+    return [Section("What was cut out?", cards_html(cards), note)]
 
 
 def worst_section(
@@ -169,9 +174,11 @@ def worst_section(
         ]
         cards.append(Card(audit.data.ids[place], shots=shots))
     note = (
-        "Each object as it is, and on the background of an image of another class; the true class"
-        " is bold. Where the object is not what was cut out, the numbers mean little."
+        "Each object as it is, and on the background of an image with another prediction; the true"
+        " class is bold. Where the object is not what was cut out, the numbers mean little."
     )
+    if audit.masks is None:
+        note = "Each image, and its second version; the true class is bold."
     return Section("Where does it happen?", cards_html(cards), note)
 
 
@@ -216,7 +223,7 @@ def audit_rows(audit: BackgroundAudit, names: Sequence[str]) -> list[dict[str, A
     if data.grouped:
         columns["group"] = [" ".join(map(str, group or ())) for group in data.groups]
     columns["flips"] = judged.flips_by_image().tolist()
-    columns["flips, control"] = judged.flips_by_image(control=True).tolist()
+    columns["control flips"] = judged.flips_by_image(control=True).tolist()
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -247,19 +254,13 @@ def before_after_section(result: Repair, *, count: int = SHOWN) -> Section:
 
 def repair_change_section(result: Repair) -> Section:
     """Numbers before and after, on held-out images."""
-    first, second = result.before.numbers(), result.after.numbers()
-    rows = [
-        (name, fixed(value), fixed(second[name]), meaning(name))
-        for name, value in first.items()
-        if name in second and name != "compared images"
-    ]
-    head = ("held-out images", "before", "after", "what it is")
-    return Section("What changed?", table(rows, head=head))
+    numbers = [result.before.numbers(), result.after.numbers()]
+    return Section("What changed?", change_table(*numbers, title="held-out images"))
 
 
 def remedies_section(result: Repair) -> Section:
     """The remedies that were tried, the chosen one shaded."""
-    names = ("accuracy", "flips", "transplants", "transplant-worst", "worst group")
+    names = ("accuracy", "flips", "other accuracy", "transplant-worst", "worst group")
     known = [n for n in names if any(n in each.test for each in result.candidates.values())]
     rows = [
         (
@@ -267,11 +268,12 @@ def remedies_section(result: Repair) -> Section:
             candidate.failed or candidate.done,
             fixed(candidate.validation.get(result.chosen_by, math.nan)),
             *(fixed(candidate.test.get(name, math.nan)) for name in known),
+            part("loss", candidate.test, result.record.get("max loss")),
             f"{candidate.seconds:.1f}",
         )
         for candidate in result.candidates.values()
     ]
-    head = ("remedy", "what was done", f"{result.chosen_by}, choosing", *known, "seconds")
+    head = ("remedy", "what was done", f"{result.chosen_by}, choosing", *known, "loss", "seconds")
     note = f"The shaded one was taken, by {result.chosen_by} on images that are not reported."
     if result.remedy == "nothing":
         note = "None was taken: the first sentence of this page says why."
@@ -287,29 +289,8 @@ def scores_section(scores: HeadScores, *, by: str, chosen: Sequence[Head] = ()) 
     grid = head_grid(
         f"score of each head, by {by}", scores.value, chosen=chosen, errors=scores.error
     )
-    note = "Without an orange head, predictions depend less on the background; blue: more."
-    if by != "cigma":
-        note = "The highest scores (orange) are removed first."
-    outlined = "Removed heads are outlined." if chosen else ""
-    note = " ".join(filter(None, [note, outlined, scores_sentence(scores)]))
+    note = sentences("scores", by=by, chosen=chosen, about=scores.protocol)[0]
     return Section("Which heads?", grid, note)
-
-
-def scores_sentence(scores: HeadScores) -> str:
-    """The shares that the highest heads mediate, for selectors that exchange versions; otherwise
-    empty."""
-    about = scores.protocol
-    if about.get("mediated"):
-        shares = [f"{share:.0%} by {count}" for count, share in about["mediated"].items()]
-        return f"Of what the other version changes, the highest heads carry {', '.join(shares)}."
-    if "mediated" in about:
-        error = "" if about["effect error"] is None else f" ± {number(about['effect error'])}"
-        return (
-            f"The effect of the other versions of {about['images'][0]} images on predictions is"
-            f" {number(about['effect'])}{error} nats, which is not significantly different from"
-            " zero, so shares are undefined; scores are in nats."
-        )
-    return ""
 
 
 def curves_section(curve: Curve, *, by: str) -> Section:
@@ -325,23 +306,30 @@ def curves_section(curve: Curve, *, by: str) -> Section:
             }
             drawn.append(chart(lines, title=name, x="heads removed", y="share"))
     note = (
-        "A repair raises the worst group and lowers BIR and flips more than random removals do, at"
-        " no cost in accuracy. Bands are standard deviations over draws."
+        "Whether the removal helps is for these curves to show: it does if the worst group rises"
+        " and BIR and flips fall, more than by random removals, at no cost in accuracy. Bands are"
+        " standard deviations over draws."
     )
     return Section("What do more removed heads do?", charts(drawn), note)
 
 
 def change_section(before: Outcome, after: Outcome, images: LabelledImages) -> Section:
     """Numbers before and after on the same `images`."""
-    rows = []
-    for name, first in before.numbers.items():
-        second = after.numbers[name]
-        change = fixed(second - first, sign="+")
-        rows.append((name, fixed(first), fixed(second), change, meaning(name)))
     heads = ", ".join(f"({layer}, {head})" for layer, head in after.heads) or "none"
     note = f"Heads removed (layer, head): {heads}. {len(images)} images of {images.name}."
-    head = ("", "before", "after", "change", "what it is")
-    return Section("What changed?", table(rows, head=head), note)
+    return Section("What changed?", change_table(before.numbers, after.numbers), note)
+
+
+def change_table(
+    before: Mapping[str, float], after: Mapping[str, float], *, title: str = ""
+) -> Markup:
+    """Numbers before and after, where both are known."""
+    rows = []
+    for name, first in before.items():
+        if name in after and name != "compared images":
+            change = fixed(after[name] - first, sign="+")
+            rows.append((name, fixed(first), fixed(after[name]), change, meaning(name)))
+    return table(rows, head=(title, "before", "after", "change", "what it is"))
 
 
 def heads_protocol(model: ImageModel, scores: HeadScores, **more: Any) -> Section:
@@ -488,23 +476,7 @@ def _part_card(examples: PartExamples, raw: Tensor, index: int) -> Card:
 
 def note_of(net: IFAM) -> str:
     """The guarantees of this network's mask, and their limits."""
-    promise = (
-        "Stage 2 predicts from the coloured patches alone: with this mask, no dark pixel can change"
-        " the prediction. Stage 1 sees the whole image when it chooses the mask."
-    )
-    if net.stage2 is None:
-        promise = (
-            "This network promises nothing about the dark pixels: its parts vote with features that"
-            " have seen the whole image."
-        )
-    elif net.options.gradient == "soft":
-        promise = (
-            "This network promises nothing about the dark pixels: with gradient='soft', every patch"
-            " is read a little."
-        )
-    return (
-        f"Every patch goes to one of the parts or to the background; colours are parts. {promise}"
-    )
+    return sentences("mask", net=net)[0]
 
 
 def css_colours(parts: int) -> list[str]:

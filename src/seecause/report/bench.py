@@ -11,22 +11,20 @@ from pathlib import Path
 from markupsafe import Markup
 from torch import Tensor
 
-from seecause.attribution.registry import find, is_signed
-from seecause.bench.cells import Plan, group_of
+from seecause.attribution.registry import is_signed
+from seecause.bench.cells import Plan
 from seecause.bench.runner import Status
 from seecause.bench.tables import (
     Results,
     Table,
     read_results,
-    table_of,
     write_rows,
     write_tables,
 )
 from seecause.data.batch import raw_in_frame
 from seecause.data.dataset import Sample, open_data
-from seecause.errors import BadImage, DataMissing
+from seecause.errors import BadImage, DataMissing, UnknownName
 from seecause.files import write_atomic
-from seecause.metrics.registry import METRICS
 from seecause.models.preprocess import Preprocess
 from seecause.report import (
     Card,
@@ -53,7 +51,7 @@ def write_report(folder: str | Path, *, against: str | None = None) -> list[Path
     folder = Path(folder)
     results = read_results(folder)
     plan, status, truth = results.plan, results.status, results.truth()
-    table = table_of(results.values, against=against)
+    table = results.table(against)
     sections = [
         table_section(table, plan),
         *curves_section(results, plan),
@@ -85,23 +83,13 @@ def write_report(folder: str | Path, *, against: str | None = None) -> list[Path
 
 def table_section(table: Table, plan: Plan) -> Section:
     """The table of methods by metrics, with explanations."""
-    arrows = ["↑" if table.better[metric] == "higher" else "↓" for metric in table.metrics]
-    head = ("method", *map(" ".join, zip(table.metrics, arrows, strict=True)))
-    digits = {metric: table.digits(metric) for metric in table.metrics}
-    rows = [
-        (method, *(part("cell", table.cells[method][m], digits[m], fixed) for m in table.metrics))
-        for method in table.methods
-    ]
-    body = facts(rows, head=head)
+    body = part("methods", table, {metric: table.digits(metric) for metric in table.metrics})
     note = (
         "Mean ± standard error over images, and the 95 % bootstrap interval of the mean; ★ marks"
         " the best mean, ↑ higher is better. The last line of a cell is the difference to"
         f" {table.reference}, image by image: the sharpest comparison of two methods."
     )
-    terms = {m: METRICS.get(group_of(m)).columns[m].meaning for m in table.metrics}
-    for name in table.methods:
-        method = find(plan.request.method(name), plan.model["architecture"])
-        terms[name] = method.summary.replace("`", "")
+    terms = {m: plan.columns[m]["meaning"] for m in table.metrics} | dict(plan.summaries)
     return Section("Which method is best?", body, note, terms)
 
 
@@ -113,10 +101,10 @@ def curves_section(results: Results, plan: Plan) -> list[Section]:
     for kind, done in (("insertion", "uncovered"), ("deletion", "covered")):
         lines = {}
         for method, curves in by_method.items():
-            entry = find(plan.request.method(method), plan.model["architecture"])
-            control = entry.forwards == "0"
             shares = curves["shares"][0].tolist()
-            lines[method] = mean_line(curves[f"{kind} curve"], shares, control=control)
+            lines[method] = mean_line(
+                curves[f"{kind} curve"], shares, control=plan.controls[method]
+            )
         title = f"{kind}, mean and standard error"
         drawn.append(chart(lines, title=title, x=f"share of the image {done}", y="class score"))
     note = "The most important pixels first: insertion should rise early, deletion fall early."
@@ -143,7 +131,7 @@ def gallery_section(results: Results, reference: str, *, shown: int = SHOWN) -> 
     metric = "ins-del" if "ins-del" in metrics else metrics[0]
     scores = results.values[reference][metric]
     known = scores.isfinite().nonzero()[:, 0]
-    better = METRICS.get(group_of(metric)).columns[metric].better
+    better = plan.columns[metric]["better"]
     order = scores[known].argsort(descending=better == "higher", stable=True)
     ranked, body = known[order].tolist(), Markup("")
     picked = {"best": ranked[:shown], "worst": ranked[::-1][:shown]}
@@ -154,7 +142,7 @@ def gallery_section(results: Results, reference: str, *, shown: int = SHOWN) -> 
             head = Markup('<h3 class="gallery-head">{} does {}</h3>').format(reference, kind)
             cards = [_card(index, data[index], results, maps, metric) for index in indices]
             body += head + cards_html(cards)
-    except (BadImage, DataMissing) as gone:
+    except (BadImage, DataMissing, UnknownName) as gone:
         return Section(title, Markup("<p>The images cannot be read any more: {}</p>").format(gone))
     note = f"By {metric}, the number beside each method."
     return Section(title, Markup('<div class="gallery">{}</div>').format(body), note)

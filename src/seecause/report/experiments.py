@@ -22,8 +22,10 @@ def write_results(
 ) -> Path:
     """Write rows.csv, figure-N.svg for each panel of a figure, and index.html."""
     write_atomic(home / "rows.csv", rows_csv(rows))
+    seeds = all(str(row["image"]).startswith("seed ") for row in rows)
+    over = "trainings" if seeds else "images"
     note = (
-        f"Mean ± standard error over images; ★ is best. In brackets: what the paper printed."
+        f"Mean ± standard error over {over}; ★ is best. In brackets: what the paper printed."
         f" table.csv has the differences to {table.reference}. {found.differs}"
     )
     arrows = {"higher": "↑", "lower": "↓"}
@@ -43,9 +45,9 @@ def write_results(
 
 
 def panels(found: Experiment, table: Table, rows: Sequence[Row]) -> list[Markup]:
-    """Lines along x, a panel for each model and value; bars or a radar over models, a panel for
-    each value."""
-    along, drawn = found.figure == "lines", dict[str, dict[str, Points]]()
+    """Lines or a heat map along x, a panel for each model and value; bars or a radar over models, a
+    panel for each value."""
+    along, drawn = found.figure in ("lines", "heat"), dict[str, dict[str, Points]]()
     for name, row in {line_of(found, row): row for row in rows}.items():
         group = ", ".join(str(row[key]) for key in ("model", "data") if row.get(key))
         for value, cell in table.cells[name].items():

@@ -47,6 +47,7 @@ from seecause.report import (
     Strip,
     part,
     protocol_section,
+    sentences,
     skipped_section,
     write_page,
 )
@@ -54,7 +55,6 @@ from seecause.report.figures import (
     data_uri,
     display_image,
     figure_image,
-    number,
     outline_layer,
     overlay,
     page_image,
@@ -63,7 +63,6 @@ from seecause.report.figures import (
     side_by_side,
     thumbnail,
 )
-from seecause.target import Answer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,6 +71,7 @@ if TYPE_CHECKING:
     from seecause.data.dataset import SkippedImage
 
 Runs = Mapping[str, Attribution]
+WEAK = 0.02  # maps of probabilities whose values are all below this are drawn pale
 NOTE = (
     "Bright patches, or red ones where colours run from blue to red around 0, speak for the class"
     " above the map; blue ones speak against it. Move over an image to read the values of a patch."
@@ -81,8 +81,9 @@ NOTES = {  # what is said of the parts of a page that are there
     "film": "A film is shown as frames in a row, one for each time that the model reads.",
     "regions": "The thick line marks the box or the pixels that were asked about; thin lines are"
     " other boxes, by number.",
-    "evidence": "Patches were taken in the order of the first map. Enough: shown alone on a blank,"
-    " the outlined patches keep the prediction. Needed: without them, it is gone. The model was run"
+    "evidence": "Patches were taken in the order of mosaic's map (of the first map, if mosaic was"
+    " not drawn). Enough: shown alone on a blank, the outlined patches keep the prediction. Needed:"
+    " without them, it is gone. The model was run"
     " on exactly these two images.",
     "interactions": "Lines join regions whose joint effect is not the sum of their effects alone:"
     " red pairs need each other, of blue pairs one region is enough.",
@@ -280,16 +281,16 @@ def _write(
     return write_page(file, title, sections, lead=lead, beside=cards.folder is not None)
 
 
-def explain_section(explanation: Explanation) -> Section:
-    """One card for each image, one column for each method."""
-    return _section(explanation, _cards(explanation).close())
-
-
 def _cards(explanation: Explanation) -> _Cards:
     cards, drawn = _Cards(StringIO()), _upright(explanation)
     for index in range(len(explanation.names)):
         cards.add(drawn, index)
     return cards
+
+
+def explain_section(explained: Explanation) -> Section:
+    """The section of a page that holds everything itself."""
+    return _section(explained, _cards(explained).close())
 
 
 def _section(explanation: Explanation, body: Markup | IO[str]) -> Section:
@@ -326,6 +327,9 @@ def _card(explanation: Explanation, index: int, draw: Draw) -> Card:
         native = None if run.native is None else run.native[index]
         values = run.maps[index]
         scale = scale_of(values if native is None else native, signed=run.signed)
+        if run.manifest.get("options", {}).get("score") == "prob":  # units of probability
+            pale = max(scale.paleness, 1 - max(abs(scale.low), abs(scale.high)) / WEAK)
+            scale = replace(scale, paleness=pale)
         maps.append(MapView(_map_title(method, run, index), values, scale, native))
     answers = explanation.answers[index] if explanation.answers else []
     shots = []
@@ -341,7 +345,7 @@ def _card(explanation: Explanation, index: int, draw: Draw) -> Card:
         explanation.names[index],
         [Strip(first.images[index], maps, "", answers, asked_outline(first, index), photo)],
         shots,
-        caption=_caption(row),
+        caption="; ".join(sentences("caption", row=row)),
         warnings=[random] if first.manifest["random_weights"] else [],
         data=_sort_keys(row),
     )
@@ -365,16 +369,6 @@ def _row(explanation: Explanation, index: int) -> dict[str, Any]:
     return row
 
 
-def _caption(row: Mapping[str, Any]) -> str:
-    words = [prediction_text(row)] if row["answers"] or "row" in row else []
-    if "truth" in row:
-        words.append("right" if row["right"] else f"wrong: it is {row['truth']}")
-    if "background" in row:
-        share, even = row["background"], row["background_area"]
-        words.append(f"{share:.0%} of the map on the background (an even map: {even:.0%})")
-    return "; ".join(words)
-
-
 def _sort_keys(row: Mapping[str, Any]) -> dict[str, str]:
     """What images are sorted, filtered and found by."""
     data: dict[str, str] = {}
@@ -394,10 +388,11 @@ def _findings(explanation: Explanation, index: int) -> dict[str, Any]:
     """Evidence and pairs of an image in numbers."""
     numbers: dict[str, Any] = {}
     if (both := explanation.evidence) is not None:
-        numbers["evidence"] = {"probability": float(both.probability[index])}
+        found: dict[str, Any] = {"probability": float(both.probability[index])}
+        numbers["evidence"] = found
         for name in ("enough", "needed"):
             chosen: PatchSet = getattr(both, name)
-            numbers["evidence"][name] = {
+            found[name] = {
                 "exists": bool(chosen.exists[index]),
                 "patches": chosen.patches[index].nonzero().tolist(),
                 "probability": float(chosen.probability[index]),
@@ -440,43 +435,14 @@ def _upright(explanation: Explanation) -> Explanation:
 # Predictions in words, also for the terminal.
 
 
-def answer_text(answers: Sequence[Answer]) -> str:
-    """The prediction, and the explained class where that is another one."""
-    best, explained = answers[0], [answer for answer in answers if answer.explained]
-    words = f"{best.name}, probability {best.probability:.3f}"
-    if not explained or explained == [best]:
-        return words
-    named = [f"{answer.name}, {answer.probability:.3f}" for answer in explained]
-    return f"{words}; explained: {' against '.join(named)}"
-
-
 def prediction_text(row: Mapping[str, Any]) -> str:
     """The prediction in a row of `write_explanations`, also of a detector or a segmenter."""
-    answers = [Answer(**answer) for answer in row["answers"]]
-    if "row" not in row:
-        return answer_text(answers)
-    if answers:
-        return f"{row['row']}: {answer_text(answers)}"
-    return f"{row['explained']}: {number(row['value'])}"
+    return sentences("caption", row=row)[0]
 
 
 def evidence_sentences(evidence: Evidence, index: int) -> tuple[str, str]:
     """What is enough and what is needed, in words."""
-    total, enough, needed = evidence.maps[index].numel(), evidence.enough, evidence.needed
-    answer = evidence.labels[index] if evidence.labels else "the explained class"
-    if not evidence.answered[index]:
-        text = f"The model does not predict {answer}: there is nothing to keep or to break"
-        return text, text
-    first = f"Enough: nothing. The blank alone is predicted as {answer}"
-    if count := int(enough.count[index]):
-        odds = f"{enough.probability[index]:.3f}, of all {evidence.probability[index]:.3f}"
-        first = f"Enough: {count} of {total} patches keep {answer}: probability {odds}"
-    second = f"Needed: no set was found. The blank alone is predicted as {answer}"
-    if needed.exists[index]:
-        second = (
-            f"Needed: without these {int(needed.count[index])} of {total} patches it is"
-            f" {needed.labels[index]}; {answer} has probability {needed.probability[index]:.3f}"
-        )
+    first, second = sentences("evidence", evidence=evidence, index=index)
     return first, second
 
 
@@ -552,7 +518,8 @@ def plot(runs: Runs) -> Figure:
         views = [(title, display_image(first.images[index]))]
         for method, run in runs.items():
             image = overlay(run.images[index], run.pixels()[index], signed=run.signed)
-            views.append((_map_title(method, run, index), image))
+            low, high = scale_of(run.pixels()[index], signed=run.signed).ends
+            views.append((f"{_map_title(method, run, index)}\n{low} to {high}", image))
         for axis, (words, image) in zip(axes, views, strict=True):
             axis.imshow(image)
             axis.set_title(words, fontsize=8)

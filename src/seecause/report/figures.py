@@ -16,8 +16,9 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 import numpy as np
 import torch
@@ -70,7 +71,8 @@ class Scale:
         """A remark about a map that is pale or without colour."""
         if self.flat:
             return "no differences: the same everywhere"
-        return "pale: nearly the same everywhere" if self.paleness else ""
+        words = f"pale: nearly the same everywhere, or weak (at most {self.ends[1]})"
+        return words if self.paleness else ""
 
     def unit(self, heat: Tensor) -> Tensor:
         """Values as positions in the colormap, 0 to 1."""
@@ -261,6 +263,7 @@ def fixed(value: float, digits: int = 3, sign: str = "") -> str:
 # Charts. Okabe and Ito's colours can be told apart by the colour-blind; grey is for controls.
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5c2e")
 GREY = "#777777"
+MANY = 32  # more lines have no legend
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))  # readable without colour
 TEXT = "#62626c"  # becomes the page's own text colour
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
@@ -295,25 +298,32 @@ def chart(
     title: str,
     x: str,
     y: str,
-    kind: Literal["lines", "bars", "radar"] = "lines",
+    kind: Literal["lines", "bars", "radar", "heat"] = "lines",
 ) -> Markup:
     """Lines by name on one pair of axes, as inline SVG; controls are grey and dashed. The y axis
-    begins at zero or below. As bars or a radar, places along x are names."""
+    begins at zero or below. As bars or a radar, places along x are names; a heat map has a row for
+    each line."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     buffer = io.StringIO()
-    with rc_context({**STYLE, "svg.hashsalt": title}):
+    with rc_context({**cast(dict[Any, Any], STYLE), "svg.hashsalt": title}):
         figure = Figure(figsize=(5.6, 3.6), layout="constrained")
         axes = figure.add_subplot(xlabel=x, ylabel=y, polar=kind == "radar")
-        coloured = [name for name, line in lines.items() if not line.control]
+        if kind == "heat":
+            axes.grid(visible=False)
+            rows = axes.imshow(
+                np.asarray([line.y for line in lines.values()], float), aspect="auto"
+            )
+            figure.colorbar(rows, label=y)
+            axes.set_ylabel("")
+        styles = zip(cycle(COLOURS), cycle(DASHES), strict=False)
         for name, line in lines.items():
-            colour, dash = GREY, DASHES[1]
-            if not line.control:
-                place = coloured.index(name)
-                colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
+            colour, dash = (GREY, DASHES[1]) if line.control else next(styles)
             values = np.asarray(line.y, float)
             along: Any = line.x
+            if kind == "heat":
+                continue
             if kind != "lines":
                 along = np.arange(len(line.x)) * (2 * np.pi / len(line.x) if kind == "radar" else 1)
                 axes.set_xticks(along, line.x)
@@ -330,9 +340,12 @@ def chart(
                 band = (values - error, values + error)
                 axes.fill_between(line.x, *band, color=colour, alpha=0.15, linewidth=0)
         low, high = axes.get_ylim()
-        axes.set_ylim(low if low < -0.02 else 0.0, high if high > 0.06 else 1.0)
-        if len(lines) > 1:
-            figure.legend(loc="outside lower center", ncols=min(3, len(lines)))
+        if kind != "heat":
+            axes.set_ylim(low if low < -0.02 else 0.0, high if high > 0.06 else 1.0)
+        if any(isinstance(place, str) for line in lines.values() for place in line.x):
+            axes.tick_params(axis="x", rotation=60)
+        if 1 < len(lines) <= MANY and kind != "heat":
+            figure.legend(loc="outside lower center", ncols=3 if max(map(len, lines)) < 18 else 2)
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].replace(TEXT, "currentColor")

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
+from seecause.files import write_atomic
 from seecause.report import (
     Card,
     MapView,
@@ -24,6 +25,8 @@ from seecause.report import (
     head_grid,
     part,
     protocol_section,
+    rows_csv,
+    sentences,
     table,
     warnings,
     write_page,
@@ -33,7 +36,6 @@ from seecause.report.figures import (
     charts,
     display_image,
     mean_line,
-    number,
     overlay,
     scale_of,
     side_by_side,
@@ -60,8 +62,10 @@ SOURCES = {  # of a word of the answer
 
 
 def write_trace(folder: Path, trace: AnswerTrace, shown: Image.Image, *, name: str) -> Path:
-    """Write the page of a traced answer (index.html) and, with image tokens, overlay.png."""
+    """Write the page of a traced answer (index.html), heads.csv and, with image tokens,
+    overlay.png."""
     engine = trace.engine
+    write_atomic(folder / "heads.csv", rows_csv(trace.rows()))
     sections = [heads_section(trace), curves_section(trace), words_section(trace.words)]
     records = [trace.heads.protocol]
     if trace.tokens is not None:
@@ -78,28 +82,22 @@ def write_trace(folder: Path, trace: AnswerTrace, shown: Image.Image, *, name: s
 
 def heads_section(trace: AnswerTrace) -> Section:
     """Coefficients and attention as grids, with warnings."""
-    engine, fit, attention = trace.engine, trace.heads, trace.attention
+    fit, attention = trace.heads, trace.attention
     chosen = [(layer, head) for layer, head in trace.chosen.view_as(attention).nonzero().tolist()]
     grids = head_grid("coefficients", fit.coefficients, chosen=chosen, errors=fit.standard_error)
     grids += head_grid("attention on the image", attention, chosen=chosen)
-    facts = [
-        ("answer", f"{engine.answer} (the image moves its logit by {engine.span:.2f})"),
-        ("heads that are enough", f"{len(chosen)} of {trace.chosen.numel()}"),
-        ("are they needed?", needed_text(trace.left())),
-        ("masks", f"{fit.masks:,}"),
-        ("standard error of a coefficient (median)", number(float(fit.standard_error.median()))),
-        ("R² on unseen masks", f"{fit.r2:.3f}"),
-        ("agreement of two halves of the masks", f"{fit.agreement:.3f}"),
-    ]
+    grids += head_grid("lost without this head alone", trace.causal, chosen=chosen)
     body = Markup('<div class="head-grids">{}</div>').format(grids)
+    facts = part("head_facts", trace, needed_text(trace.left()))
     note = (
         "Left, the coefficient of each head: its share of the image's effect on the answer, while"
         " the other heads see the image or an average image at random. Outlined heads are the"
-        " fewest, highest first, that alone bring more than 80 % of the effect. Right, the share of"
-        " a head's attention that lies on the image."
+        " fewest, highest first, that alone bring more than 80 % of the effect. Beside it, the"
+        " share of a head's attention that lies on the image, and the share of the effect that is"
+        " lost without this head alone."
     )
     title = "Which heads carry the image into the answer?"
-    return Section(title, warnings(trace.concerns()) + body + table(facts), note)
+    return Section(title, warnings(trace.concerns()) + body + facts, note)
 
 
 def curves_section(trace: AnswerTrace) -> Section:
@@ -144,7 +142,6 @@ def tokens_section(trace: AnswerTrace, shown: Image.Image, *, name: str = "") ->
     """The prompt with the effects of its words, and maps of image tokens."""
     engine, tokens = trace.engine, trace.tokens
     assert tokens is not None
-    found = tokens.attribution
     seen, maps = _token_maps(trace, shown)
     titles = ("image tokens: share of the effect", "weighted attention")
     pairs = zip(titles, maps, strict=True)
@@ -152,12 +149,6 @@ def tokens_section(trace: AnswerTrace, shown: Image.Image, *, name: str = "") ->
     card = Card(
         name or str(engine.question), [Strip(seen, views)], caption=f"answer: {engine.answer}"
     )
-    facts = [
-        ("kept words alone bring", f"{tokens.sufficiency:.0%} of what these heads bring"),
-        ("R² on unseen masks", f"{found.r2:.3f}"),
-        ("agreement of two halves of the masks", f"{found.agreement:.3f}"),
-        ("correlation of the two maps", f"{tokens.agreement:.3f}"),
-    ]
     note = (
         "Under each token of the prompt: the share of the image's effect on the answer that is lost"
         " when the image may not reach it; framed ones are kept. The maps show from which image"
@@ -165,24 +156,14 @@ def tokens_section(trace: AnswerTrace, shown: Image.Image, *, name: str = "") ->
         " words, and those heads' attention, weighted by the effects of heads and words."
     )
     prompt = prompt_words(engine.prompt.pieces, tokens.deltas, tokens.rows, engine.answer)
-    body = prompt + cards_html([card]) + table(facts)
+    body = prompt + cards_html([card]) + part("token_facts", tokens)
     return Section("From where in the image, into which words?", body, note)
 
 
 def prompt_words(pieces: tuple[str, ...], deltas: Tensor, kept: Tensor, answer: str) -> Markup:
     """Words of the prompt, each with the effect of blocking it."""
     most = max(float(deltas.abs().max()), 1e-9)
-    words = [
-        {
-            "text": _readable(piece),
-            "number": f"{value:z.2f}",
-            "strength": round(80 * abs(value) / most),
-            "sign": "for" if value >= 0 else "against",
-            "kept": keep,
-        }
-        for piece, value, keep in zip(pieces, deltas.tolist(), kept.tolist(), strict=True)
-    ]
-    return part("prompt", words, answer)
+    return part("prompt", pieces, deltas.tolist(), kept.tolist(), answer, most)
 
 
 def _token_maps(trace: AnswerTrace, shown: Image.Image) -> tuple[Tensor, list[Tensor]]:
@@ -200,10 +181,7 @@ def needed_text(left: float) -> str:
     them."""
     from seecause.lvlm.attribute import COMPLETE
 
-    share = f"without them {left:.0%} of the effect is left"
-    if left >= 0.5:
-        return f"no: {share}, through heads that replace them"
-    return f"yes: {share}" if left < COMPLETE else f"in part: {share}"
+    return sentences("needed", left=left, complete=COMPLETE)[0]
 
 
 # Every word of an answer.
@@ -235,28 +213,28 @@ def answer_section(
     seen = seen_image(engine.lvlm, engine.prompt, shown)
     maps = [image_map(words.tokens, values) for values in words.image]
     scale, most = scale_of(*maps, signed=True), float(words.heads.abs().max())
-    gains = words.gains().tolist()
+    gains, ratios = words.gains().tolist(), words.gains().abs().exp().tolist()
     largest = max(map(abs, gains)) or 1.0
-    shown_words = []
+    entries = []
     for word, (source, values) in enumerate(zip(words.sources(), maps, strict=True)):
         text = _readable(words.pieces[word])
         strip = Strip(seen, [MapView("image tokens: logits", values, scale)])
         errors = words.heads_error[word]
         title = "effect of each head, in logits"
-        shown_words.append(
+        entries.append(
             {
                 "text": text,
-                "mark": "without the image" if source == "without" else _factor(gains[word]),
+                "gain": gains[word],
+                "ratio": ratios[word],
                 "source": source,
-                "strength": round(80 * abs(gains[word]) / largest),
-                "title": f"{SOURCES[source]}: {number(gains[word])} nats",
+                "about": SOURCES[source],
                 "story": _story(words, word),
-                "card": cards_html([Card(f"“{text}”", [strip], caption=name)]),
+                "card": Card(f"“{text}”", [strip], caption=name),
                 "grid": head_grid(title, words.heads[word], errors=errors, most=most),
             }
         )
     body = warnings(word_concerns(engine, words))
-    body += part("words", shown_words, gains.index(max(gains)))
+    body += part("words", entries, largest, gains.index(max(gains)))
     note = (
         "Click a word to see its map and its heads. Orange words: the image makes them at"
         f" least {math.exp(MOVED):.0f} times as likely as the average of the calibration images"
@@ -270,22 +248,9 @@ def answer_section(
 def _story(words: AnswerWords, word: int) -> str:
     """One word in a few sentences."""
     text, other = _readable(words.pieces[word]), _readable(words.instead[word])
-    seen, unseen = (float(log[word].exp()) for log in (words.log_seen, words.log_unseen))
-    likeliest = "it would be said as well" if other == text else f"then the likeliest is “{other}”"
-    heads = ", ".join(map(str, words.top(word, min(5, words.heads[word].numel()))))
-    return (
-        f"“{text}”, {SOURCES[words.sources()[word]]}: probability {seen:.3f} with the image,"
-        f" {unseen:.3f} without; {likeliest}. The image moves its logit by"
-        f" {float(words.spans[word]):+.2f}, most through heads (layer, head) {heads}."
-    )
+    source = SOURCES[words.sources()[word]]
+    return sentences("word", words=words, word=word, text=text, other=other, source=source)[0]
 
 
 def _readable(piece: str) -> str:
     return piece.replace("\n", "⏎").strip() or "·"
-
-
-def _factor(gain: float) -> str:
-    """A gain in nats as a factor: "12 x", "/ 3"."""
-    if abs(gain) > math.log(1e4):
-        return "> 10⁴ x" if gain > 0 else "/ > 10⁴"
-    return f"{math.exp(gain):.3g} x" if gain > 0 else f"/ {math.exp(-gain):.3g}"
