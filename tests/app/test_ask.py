@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -101,6 +104,19 @@ def test_a_classifier_cannot_be_asked(state):
     context = context_of(state, "critters-vit")
     with pytest.raises(BadOption, match="vision-language"):
         ask.answer(context, Asked(**{**ON, "model": "critters-vit"}))
+
+
+def test_two_edits_at_once_wait_for_each_other(context):
+    served, request = context.named, Blind(**ON, blind=(9,))
+
+    def job(_):
+        with served.borrow() as view:
+            own = replace(context, view=view)
+            return ask.hear(own, request), ask.answer(own, Asked(**ON))["words"]
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(job, range(3)))
+    assert found == [job(0)] * 3
 
 
 @pytest.mark.slow

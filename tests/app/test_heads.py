@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ import torch
 import seecause as sc
 from seecause.app.panels import heads
 from seecause.app.panels.heads import Off, ScoreHeads
+from seecause.app.state import ActionContext, open_state
 from seecause.errors import BadOption
+from tests.app.conftest import context_of
 
 ON = {"model": "critters-vit", "picture": "s1"}
 OFF = (3, 12, 20, 41)  # layer x 8 + head
@@ -91,6 +94,26 @@ def test_copied_python_gives_the_numbers_of_the_page(context, tmp_path, monkeypa
     names: dict = {}
     exec(heads.copy(context, request)["python"].replace("print(", "_ = ("), names)
     agree(heads.switch(context, request)["after"], names["logits"].detach())
+
+
+def test_jobs_at_once_do_not_disturb_each_other():
+    """A proof that heads are off zeroes shared weights: no job may make one beside another."""
+    state = open_state(["builtin:critters-vit"])
+    served, session = state.models["critters-vit"], context_of(state).session
+    asked = ScoreHeads(**ON, by="answer")
+
+    def job(function, request):
+        with served.borrow() as view:
+            quiet = lambda share, words="": None  # noqa: E731
+            return function(ActionContext(state, session, served, quiet, view), request)
+
+    with ThreadPoolExecutor(6) as pool:
+        others = [pool.submit(job, heads.switch, Off(**ON, off=OFF)) for _ in range(4)]
+        scores = [pool.submit(job, heads.score, asked) for _ in range(2)]
+        values = [score.result()["values"] for score in scores]
+        assert all(other.result() for other in others)
+    assert values == [job(heads.score, asked)["values"]] * 2
+    state.close()
 
 
 def test_heads_that_are_not_there_are_refused(context):

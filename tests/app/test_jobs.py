@@ -17,7 +17,8 @@ SOON = 20.0
 def held(monkeypatch):
     """A queue whose only worker is busy until `let_go` is set."""
     monkeypatch.setattr(jobs, "WORKERS", 1)
-    queue, let_go, began = Queue("toy", per_session=4), threading.Event(), threading.Event()
+    monkeypatch.setattr(jobs, "PER_SESSION", 4)
+    queue, let_go, began = Queue("toy"), threading.Event(), threading.Event()
 
     def hold(progress):
         began.set()

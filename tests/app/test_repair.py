@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 import zipfile
 from pathlib import Path
 
 import pytest
 
 import seecause as sc
-from seecause.app.jobs import Job
 from seecause.app.panels import repair
 from seecause.app.panels.repair import OnData, RepairRequest
-from seecause.app.state import ActionContext, ServerState, named_data
+from seecause.app.state import ServerState, named_data
 from seecause.data.dataset import to_pil
 from seecause.errors import BadOption
 from tests.app.conftest import context_of
@@ -115,22 +113,6 @@ def test_remedies_are_those_that_fit_the_model_and_the_data(context):
 def test_only_what_the_server_was_started_with_can_be_named(context, wrong):
     with pytest.raises(BadOption):
         repair.audit(context, OnData(**{**ON, **wrong}))
-
-
-def test_a_cancelled_audit_frees_the_queue(context):
-    heard = []
-
-    def long(progress):
-        own = ActionContext(context.state, context.session, context.served, progress)
-        return repair.audit(own, OnData(**{**ON, "limit": 160}))
-
-    job = context.served.queue.submit(Job(context.session.id, long))
-    while not (job.running and job.words):
-        time.sleep(0.01)
-    context.served.queue.cancel(job)
-    after = Job("another", lambda progress: {"heard": heard.append("next")})
-    context.served.queue.submit(after).future.result(timeout=30)
-    assert type(job.future.exception(timeout=30)).__name__ == "Stopped" and heard == ["next"]
 
 
 @pytest.mark.parametrize(

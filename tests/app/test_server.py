@@ -15,6 +15,7 @@ from seecause.app.server import create_app, error_words
 from seecause.app.state import named_data, picture_name, public_spec
 from seecause.errors import BadImage
 from tests.app.conftest import serving
+from tests.app.test_runs import PAGE
 
 ON = {"model": "critters-vit", "picture": "s1"}
 
@@ -230,9 +231,9 @@ def test_bad_requests_are_answered_in_words(client, headers, count):
     assert finished(client, headers, run(client, headers))["state"] == "done"
 
 
-@pytest.mark.parametrize("path", ["/", "/static/main.js", "/api/samples/s0", "/runs/r0p0"])
+@pytest.mark.parametrize("path", ["/", "/static/main.js", "/api/samples/s0", f"/runs/{PAGE}"])
 def test_a_browser_asks_again_for_what_another_server_names_alike(client, path):
-    """s0 and r0p0 are places in lists of this server; the next one at this address has others."""
+    """The next server at this address has other samples and pages under these names."""
     answer = client.get(path)
     assert answer.status_code == 200
     assert answer.headers.get_list("cache-control") == ["no-cache"]

@@ -15,9 +15,16 @@ def picture(name):
     return OpenedPicture(name, name, Image.new("RGB", (4, 4)), {})
 
 
+def clocked(now):
+    """Sessions that end after ten seconds by the clock `now`."""
+    sessions = Sessions()
+    sessions.idle, sessions.clock = 10, lambda: now[0]
+    return sessions
+
+
 def test_a_session_goes_when_it_is_not_used():
     now = [0.0]
-    sessions = Sessions(idle=10, clock=lambda: now[0])
+    sessions = clocked(now)
     used, unused = sessions.open(), sessions.open()
     now[0] = 9
     sessions.get(used.id)
@@ -29,7 +36,8 @@ def test_a_session_goes_when_it_is_not_used():
 
 
 def test_the_session_unused_longest_makes_room():
-    sessions = Sessions(most=2)
+    sessions = Sessions()
+    sessions.most = 2
     first, second = sessions.open(), sessions.open()
     sessions.get(first.id)
     sessions.open()
@@ -40,7 +48,7 @@ def test_the_session_unused_longest_makes_room():
 
 def test_jobs_of_a_session_that_ends_are_cancelled():
     now, queue = [0.0], Queue("toy")
-    sessions = Sessions(idle=10, clock=lambda: now[0])
+    sessions = clocked(now)
     session = sessions.open()
 
     def endless(progress):
@@ -68,7 +76,8 @@ def test_a_job_belongs_to_its_session():
 
 
 def test_images_of_all_sessions_share_one_budget():
-    sessions = Sessions(pictures=3)
+    sessions = Sessions()
+    sessions.pictures.most = 3
     one, other = sessions.open(), sessions.open()
     for name in ("u0", "u1"):
         one.add_picture(picture(name))
@@ -81,7 +90,8 @@ def test_images_of_all_sessions_share_one_budget():
 
 def test_files_of_all_sessions_share_one_budget_and_leave_the_disk(tmp_path):
     now = [0.0]
-    sessions = Sessions(idle=10, clock=lambda: now[0], files=3)
+    sessions = clocked(now)
+    sessions.files.most = 3
     one, other = sessions.open(), sessions.open()
 
     def add(session):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from playwright.sync_api import expect
 
-from tests.app.test_browser import EXPLAIN
-
-HEADS = "#heads?model=critters-vit&heads.picture=s8"
+HEADS = "#heads?model=critters-vit&image=s8"
+DOUBT = "#doubt?model=critters-vit&image=s1&doubt.methods=caap&doubt.evidence=true"
 
 
 def eval_mode(page):
@@ -21,21 +19,34 @@ def held(page, action):
     return routes
 
 
-def choose(page, picture, within="main .panel:not([hidden])"):
-    page.locator(f"{within} .thumbs [data-id={picture}]").first.click()
+def choose(page, picture):
+    page.locator(f"#tray [data-id={picture}]").click()
 
 
 def test_enough_and_needed_are_not_drawn_on_another_picture(visit):
-    page = visit(f"{EXPLAIN}&explain.evidence=true")
-    stack = page.locator(".stage .stack")
-    page.locator(".finding .key.needed").wait_for()
+    page = visit(DOUBT)
+    stacks = page.locator(".evidence .stack")
+    page.locator(".evidence p").first.wait_for()
     eval_mode(page)
-    assert int(stack.get_attribute("data-enough")) > 0
-    held(page, "explain/evidence")
+    assert int(stacks.first.get_attribute("data-enough")) > 0
+    for action in ("explain/evidence", "doubt/compare"):
+        held(page, action)
+    choose(page, "s2")
+    expect(page.locator(".evidence")).to_be_hidden()
+    expect(page.locator(".map-card")).to_have_count(0)
+    expect(stacks.first).to_have_attribute("data-enough", "0")
+    expect(stacks.nth(1)).to_have_attribute("data-needed", "0")
+
+
+def test_an_old_map_is_not_drawn_on_a_new_image(visit):
+    page = visit("#explain?model=critters-vit&image=s1")
+    heat = page.locator("#panel-explain .heat")
+    heat.wait_for()
+    eval_mode(page)
+    held(page, "doubt/compare")
     choose(page, "s2")
     page.locator("figcaption", has_text="#2").first.wait_for()
-    expect(stack).to_have_attribute("data-enough", "0")
-    expect(stack).to_have_attribute("data-needed", "0")
+    expect(heat).to_be_hidden()
 
 
 def test_scores_and_maps_of_heads_go_with_the_picture(visit):
@@ -68,28 +79,3 @@ def test_an_old_answer_is_not_the_answer_to_a_new_question(visit):
     page.get_by_role("alert").filter(has_text="it says nothing").first.wait_for()
     expect(page.locator(".spoken .word")).to_have_count(0)
     expect(page.locator(".answer-card li")).to_have_count(0)
-
-
-@pytest.mark.parametrize("panel", ["heads", "swap"])
-def test_a_model_without_blocks_shows_no_numbers_of_another(visit, panel):
-    """And its notice goes with it."""
-    page = visit()
-    eval_mode(page)
-
-    def without_blocks(route):
-        facts = route.fetch().json()
-        del next(model for model in facts["models"] if model["key"] == "critters-biased")["layers"]
-        route.fulfill(json=facts)
-
-    page.route("**/api/hello", without_blocks)
-    page.goto(page.url.partition("#")[0] + f"#{panel}?model=critters-vit")
-    page.reload()
-    bar, notice = page.locator(".answer-card li").first, page.get_by_text("transformer")
-    expect(bar).to_be_visible(timeout=60_000)
-    eval_mode(page)
-    page.get_by_label("model").select_option("critters-biased")
-    expect(notice).to_be_visible()
-    expect(bar).to_be_hidden()
-    page.get_by_label("model").select_option("critters-vit")
-    expect(bar).to_be_visible()
-    expect(notice).to_be_hidden()

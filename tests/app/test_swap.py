@@ -51,22 +51,15 @@ def test_what_lands_outside_stays_behind(context):
     assert (answer["of"], answer["places"]) == ([143], [131])
 
 
-def test_the_path_turns_the_answer_and_none_of_its_patches_can_be_spared(context):
+def test_the_fewest_patches_flip_the_prediction_and_the_last_one_is_needed(context):
     answer = swap.path(context, Swap(**ON))
-    goal = context.model.class_index(answer["to"])
-    best = answer["best"]
-    assert best["count"] == min(way["count"] for way in answer["blocks"] if way["exists"])
-    layers = range(best["first"], 6)
-
-    def answered(patches):
-        tokens = [5 + patch for patch in patches]
-        return int(patched(context, "s4", "s0", tokens, None, layers).argmax())
-
-    assert answered(best["patches"]) == goal
-    for patch in best["patches"]:
-        assert answered([other for other in best["patches"] if other != patch]) != goal
-    assert len(answer["steps"]) == best["count"] + 1
-    assert answer["steps"][0]["contrast"] < 0 < answer["steps"][-1]["contrast"]
+    a, b = context.image("s0"), context.image("s4")
+    sets = sc.evidence(context.model, a, blank=b)
+    assert answer["patches"] == sets.enough.patches[0].flatten().nonzero()[:, 0].tolist()
+    pasted = swap.exchange(context, Swap(**ON, patches=tuple(answer["patches"]), first=0, last=0))
+    leader = next(bar for bar in pasted["b"] if bar["leads"])
+    assert leader["name"] == answer["to"] != answer["from"]
+    assert leader["probability"] == pytest.approx(answer["probability"], abs=1e-5)
 
 
 def test_two_pictures_with_one_answer_have_no_path(context):

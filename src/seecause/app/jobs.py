@@ -78,8 +78,8 @@ class Queue:
     """Jobs of all sessions for one model, in threads of its own. Sessions take turns, so that one
     with many jobs does not keep others waiting."""
 
-    def __init__(self, name: str, *, per_session: int = PER_SESSION):
-        self.name, self.per_session = name, per_session
+    def __init__(self, name: str):
+        self.name = name
         self._waiting: list[Job] = []
         self._running: list[Job] = []
         self._turns, self._served = count(1), Counter[str]()  # the last turn of each session
@@ -98,7 +98,7 @@ class Queue:
             for older in [*self._waiting, *self._running]:
                 if job.slot and (older.session, older.slot) == (job.session, job.slot):
                     self.cancel(older)
-            if sum(other.session == job.session for other in self._waiting) >= self.per_session:
+            if sum(other.session == job.session for other in self._waiting) >= PER_SESSION:
                 raise Refused("too many of your jobs wait; wait for one, or cancel one.", 429)
             self._waiting.append(job)
             self._changed.notify()

@@ -12,7 +12,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from seecause.app.jobs import Job, Queue, Refused
 
@@ -24,6 +24,26 @@ SESSIONS = 200  # at once; the one that was unused longest makes room
 PICTURES = 256  # uploads of all sessions: at most 2 MB each, and the inputs of models
 FILES = 8  # to download, of all sessions
 JOBS = 48  # finished ones of one session that wait to be fetched
+FOLDERS = 4  # unpacked datasets, of all sessions
+RESULTS = 64  # results of all sessions that name nothing private
+LISTED = 32  # results of one session
+
+
+class Record(NamedTuple):
+    """A result under an id that links name: its job, and the request that it answers."""
+
+    id: str
+    panel: str
+    action: str
+    request: dict[str, Any]
+    job: Job
+    made: float  # seconds since 1970
+
+    @property
+    def usable(self) -> bool:
+        """Whether its job is under way or has a result."""
+        future = self.job.future
+        return not self.job.stopped and not (future.done() and future.exception() is not None)
 
 
 class Recent:
@@ -62,6 +82,11 @@ class Recent:
             self.put(key, value)
         return value
 
+    def values(self) -> list[Any]:
+        """All values, the latest first."""
+        with self._lock:
+            return [*self._values.values()][::-1]
+
     def discard(self, session: str) -> None:
         """Drop all values whose key begins with this session."""
         with self._lock:
@@ -76,12 +101,40 @@ class Session:
     def __init__(self, sessions: Sessions):
         self.id, self.used, self.sessions = secrets.token_urlsafe(18), sessions.clock(), sessions
         self.jobs: dict[str, tuple[Job, Queue]] = {}
+        self.results = Recent(LISTED)  # by id
+        self.data: dict[str, str] = {}  # its own datasets: names, and arguments of `open_data`
 
     def add_picture(self, picture: OpenedPicture) -> None:
-        self.sessions.pictures.put((self.id, picture.id), picture)
+        owner = "" if self.sessions.share else self.id
+        self.sessions.pictures.put((owner, picture.id), picture)
 
     def picture(self, id: str) -> OpenedPicture | None:
-        return self.sessions.pictures.get((self.id, id))
+        pictures = self.sessions.pictures
+        return pictures.get((self.id, id)) or pictures.get(("", id))
+
+    def owns(self, request: dict[str, Any], owner: str) -> bool:
+        """Whether a request names an image, a dataset or a model (of `owner`) of this session."""
+        named = [value for value in request.values() if isinstance(value, str)]
+        pictures = self.sessions.pictures
+        return bool(owner) or any(
+            name in self.data or pictures.get((self.id, name)) is not None for name in named
+        )
+
+    def keep(self, record: Record, *, private: bool) -> None:
+        """Store a result; others may open it unless it is private."""
+        self.results.put(record.id, record)
+        if not private:
+            self.sessions.results.put(record.id, record)
+
+    def result(self, id: str) -> Record | None:
+        return self.results.get(id) or self.sessions.results.get(id)
+
+    def add_folder(self) -> Path:
+        """An empty folder for a dataset, until newer ones evict it."""
+        folder = self.sessions.folder / secrets.token_hex(12)
+        folder.mkdir()
+        self.sessions.folders.put((self.id, folder.name), folder)
+        return folder
 
     def add_file(self, name: str, file: Path) -> str:
         """Take a file to be downloaded, until newer ones evict it; returns its id."""
@@ -100,6 +153,7 @@ class Session:
             queue.cancel(job)
         self.sessions.pictures.discard(self.id)
         self.sessions.files.discard(self.id)
+        self.sessions.folders.discard(self.id)
 
     def add_job(self, job: Job, queue: Queue) -> None:
         finished = [id for id, (older, _) in self.jobs.items() if older.future.done()]
@@ -117,21 +171,15 @@ class Sessions:
     """All sessions, the one used last at the end, and their storage. Only the thread that
     serves requests opens and ends sessions."""
 
-    def __init__(
-        self,
-        *,
-        idle: float = IDLE,
-        most: int = SESSIONS,
-        pictures: int = PICTURES,
-        files: int = FILES,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self.clock = clock
-        self.pictures = Recent(pictures)
-        self.files = Recent(files, drop=lambda file: file[1].unlink(missing_ok=True))
+    def __init__(self, *, share: bool = False):
+        self.share = share  # uploads open for whoever has their link
+        self.clock, self.idle, self.most = time.monotonic, IDLE, SESSIONS
+        self.results = Recent(RESULTS)
+        self.folders = Recent(FOLDERS, drop=lambda folder: shutil.rmtree(folder, True))
+        self.pictures = Recent(PICTURES)
+        self.files = Recent(FILES, drop=lambda file: file[1].unlink(missing_ok=True))
         self.folder = Path(tempfile.mkdtemp(prefix="seecause-"))  # of files to download
         self.close = weakref.finalize(self, shutil.rmtree, self.folder, True)
-        self._idle, self._most = idle, most
         self._sessions: OrderedDict[str, Session] = OrderedDict()
 
     def __len__(self) -> int:
@@ -139,11 +187,15 @@ class Sessions:
 
     def open(self) -> Session:
         self._end_unused()
-        if len(self) >= self._most:
+        if len(self) >= self.most:
             self._sessions.popitem(last=False)[1].end()
         session = Session(self)
         self._sessions[session.id] = session
         return session
+
+    def find(self, id: str) -> Session | None:
+        """The session, if it is still there."""
+        return self._sessions.get(id)
 
     def get(self, id: str) -> Session:
         self._end_unused()
@@ -156,5 +208,5 @@ class Sessions:
     def _end_unused(self) -> None:
         """End the sessions that were not used for too long."""
         now = self.clock()
-        for id in [id for id, each in self._sessions.items() if now - each.used > self._idle]:
+        for id in [id for id, each in self._sessions.items() if now - each.used > self.idle]:
             self._sessions.pop(id).end()

@@ -10,9 +10,8 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -23,8 +22,10 @@ from torch import Tensor
 
 from seecause.app.jobs import Progress, Queue
 from seecause.app.sessions import Recent, Session
+from seecause.attribution.registry import methods
 from seecause.data.batch import to_batch
-from seecause.data.dataset import decode_image, evenly, open_data, open_image, sample_of
+from seecause.data.dataset import MASKS, decode_image, evenly, open_data, open_image, sample_of
+from seecause.engine.canary import proofs
 from seecause.engine.trace import Blank, Trace, blank_image, record
 from seecause.errors import BadImage, BadOption, NotDefined, SeecauseError, UnsupportedModel
 from seecause.files import digest
@@ -34,7 +35,6 @@ from seecause.models.view import VisionModel
 from seecause.report.figures import data_uri
 
 if TYPE_CHECKING:
-    from seecause.app.panels.runs import RunFolder
     from seecause.lvlm import LVLM
 
 log = logging.getLogger(__name__)
@@ -45,10 +45,12 @@ UPLOAD_BYTES = 20 << 20
 UPLOAD_PIXELS = 40_000_000
 SHOWN_SIDE = 768  # pixels of the longer side of images kept for display
 THUMB_SIDE = 112
+REPAIRED = 4  # repaired models that are served
 RUNS = 24  # recorded runs of one model: 11 MB each of a ViT-S, 80 MB of a ViT-L
 OPENED = 64  # samples that are kept in memory
 AVERAGED = 32  # samples that averages are taken over, evenly chosen
 WORLDS = ("critters:clean:test", "critters:certified:test")  # eight of each are the default samples
+_EDITS = threading.Lock()  # one edit at a time is allowed, of whichever model
 _FOLDERS = re.compile(r"(?<![\w/.])(?:~|[A-Za-z]:)?[/\\](?![/\\])(?:[^\s/\\'\",;:]+[/\\]+)+")
 
 
@@ -63,6 +65,7 @@ class OpenedPicture:
     # by model, where the data knows the object: [1, H, W], 1 object, 0 background
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     own: bool = True  # uploaded, not a sample
+    truth: str = ""  # the class that the data names
 
     def facts(self) -> dict[str, Any]:
         """The entry of the image chooser."""
@@ -82,6 +85,10 @@ class ServedModel:
     queue: Queue
     weights: str | None = None  # the name of the checkpoint, where it is not the model's own
     reading: Mapping[str, Any] = field(default_factory=dict)  # mean, std, size, classes: if given
+    frame: str = (
+        ""  # the model whose inputs it takes: its own, or the one that it was repaired from
+    )
+    owner: str = ""  # the session that sees it; empty: all
     runs: Recent = field(default_factory=lambda: Recent(RUNS))
     memo: dict[str, Any] = field(default_factory=dict)  # what panels compute once for the model
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -89,14 +96,19 @@ class ServedModel:
 
     def __post_init__(self):
         self.spare.append(self.view)
+        with suppress(SeecauseError):  # an edit that does not hold is refused where it is asked for
+            proofs(self.view)  # now: they change the weights for a moment, which all views share
+        self.frame = self.frame or self.key
 
     @contextmanager
     def borrow(self) -> Iterator[Any]:
-        """A view of this job's own: heads that it switches off stay on in other jobs."""
+        """A view of this job's own: heads that it switches off stay on in other jobs. Edits of a
+        vision-language model reach its native modules, so its jobs run one after the other."""
         with self.lock:
             view = self.spare.pop() if self.spare else own_view(self.view)
         try:
-            yield view
+            with _EDITS if self.kind == "lvlm" else nullcontext():
+                yield view
         finally:
             with self.lock:
                 self.spare.append(view)
@@ -106,15 +118,16 @@ class ServedModel:
 
     def facts(self) -> dict[str, Any]:
         """The description of the model for the app."""
-        base = {"key": self.key, "spec": self.spec, "kind": self.kind}
+        base = {"key": self.key, "kind": self.kind}
         view = self.view
         if self.kind == "lvlm":
             heads = [block.heads for block in view.blocks]
-            return base | {"layers": view.n_layers, "heads": heads, "architecture": view.family}
+            return base | {"layers": view.n_layers, "heads": heads}
         grid = view.layout.grid
         classes = [view.class_name(index) for index in range(view.n_classes)]
-        base |= {"grid": list(grid), "classes": classes, "architecture": view.architecture}
-        base |= {"random": view.random_weights}
+        base |= {"grid": list(grid), "classes": classes}
+        costs = {each.name: each.forwards for each in methods(view.architecture).values()}
+        base |= {"methods": costs}
         if isinstance(view, VisionModel):
             base |= {"layers": view.n_layers, "heads": [block.heads for block in view.blocks]}
         return base
@@ -122,11 +135,12 @@ class ServedModel:
 
 def own_view(view: T) -> T:
     """A view of the same weights with gates and caches of its own. The view of a
-    vision-language model is shared, because nothing changes its state."""
+    vision-language model is shared."""
     if not isinstance(view, ImageModel):
         return view
     other = copy.copy(view)
-    named = ("n_classes", "fingerprint")  # of the weights, and slow to find
+    # of the weights, and slow to find; a proof beside other jobs would disturb them
+    named = ("n_classes", "fingerprint", "proven weights", "proofs")
     other.memo = {name: view.memo[name] for name in named if name in view.memo}
     if isinstance(other, VisionModel):
         other.gates = None
@@ -144,18 +158,32 @@ class ServerState:
     runs: dict[str, Path] = field(default_factory=dict)
     queue: Queue = field(default_factory=lambda: Queue("server"))  # of requests without a model
     opened: Recent = field(default_factory=lambda: Recent(OPENED))  # samples
+    data_root: Path | None = None  # folders below it may be opened as datasets
+    share: bool = False  # uploads open for whoever has their link
+    repaired: Recent = field(init=False)  # keys of repaired models
 
-    @cached_property
-    def results(self) -> list[RunFolder]:
-        """The results in the folders, listed once."""
-        from seecause.app.panels.runs import find_runs
+    def __post_init__(self):
+        self.repaired = Recent(REPAIRED, drop=self._end_model)
 
-        return find_runs(self.runs)
+    def add_repaired(self, base: ServedModel, remedy: str, view: VisionModel, owner: str) -> str:
+        """Serve a repaired model beside the one that it was made from; returns its key."""
+        key = f"{base.key}-{remedy}{f'-{owner[:4]}' if owner else ''}"
+        if self.repaired.get(key) is None:
+            reading = dict(base.reading)
+            self.models[key] = ServedModel(
+                key, key, base.kind, view, Queue(key), reading=reading, frame=base.frame,
+                owner=owner,
+            )  # fmt: skip
+            self.repaired.put(key, key)
+        return key
+
+    def _end_model(self, key: str) -> None:
+        self.models.pop(key).queue.close()
 
     def sample(self, id: str) -> OpenedPicture:
         """A sample; the latest are kept in memory. A sample that cannot be read is removed."""
         if id not in self.samples:
-            raise BadImage("the sample", "it could not be read", "choose another picture")
+            raise BadImage("the sample", "it could not be read", "choose another image")
         try:
             return self.opened.get_or_make(id, lambda: self._open_sample(id))
         except SeecauseError as failure:
@@ -171,7 +199,11 @@ class ServerState:
         text, place = self.samples[id], sample_of(self.samples[id])
         picture = self._picture(id, picture_name(text), open_image(text), own=False)
         if place is not None:
-            known = replace(open_data(place[0])[place[1]], label=None)
+            data = open_data(place[0])
+            sample = data[place[1]]
+            if sample.label is not None and data.classes:
+                picture.truth = data.classes[sample.label]
+            known = replace(sample, label=None)
             views = [(key, self.models[key].view) for key in picture.inputs]
             masks = {key: to_batch(view, [known]).masks for key, view in views}
             picture.masks = {key: mask for key, mask in masks.items() if mask is not None}
@@ -181,21 +213,37 @@ class ServerState:
         """An uploaded image from the bytes of a file, prepared for every model."""
         if len(content) > UPLOAD_BYTES:
             limit = f"more than {UPLOAD_BYTES >> 20} MB"
-            raise BadImage("your picture", limit, "save it smaller and try again")
-        picture = decode_image(content, "your picture", max_pixels=UPLOAD_PIXELS)
+            raise BadImage("your image", limit, "save it smaller and try again")
+        picture = decode_image(content, "your image", max_pixels=UPLOAD_PIXELS)
         return self._picture("u" + digest(content, length=16), name, picture, own=True)
 
     def _picture(self, id: str, name: str, picture: Image.Image, *, own: bool) -> OpenedPicture:
-        prepared = {key: served.prepare(picture) for key, served in self.models.items()}
+        named = [*self.models.items()]
+        prepared = {key: model.prepare(picture) for key, model in named if model.frame == key}
         inputs = {key: value for key, value in prepared.items() if value is not None}
         shown = picture.copy()
         shown.thumbnail((SHOWN_SIDE, SHOWN_SIDE), Image.Resampling.LANCZOS)
         return OpenedPicture(id, name, shown, inputs, own=own)
 
-    def served(self, key: str) -> ServedModel:
-        if key not in self.models:
-            raise BadOption("model", key, f"one of {', '.join(self.models)}")
-        return self.models[key]
+    def datasets(self) -> dict[str, str]:
+        """Datasets by name: those of the start, and folders below `data_root`, listed anew."""
+        if self.data_root is None:
+            return self.data
+        below = class_folders(self.data_root)
+        below += [deep for each in below for deep in class_folders(each)]
+        roots = [each for each in below if len(class_folders(each)) > 1]
+        names = (each.relative_to(self.data_root).as_posix() for each in roots)
+        return {**dict(zip(names, (f"folder:{each}" for each in roots), strict=True)), **self.data}
+
+    def visible(self, session: str = "") -> dict[str, ServedModel]:
+        """The models that a session sees."""
+        return {key: m for key, m in [*self.models.items()] if m.owner in ("", session)}
+
+    def served(self, key: str, session: str = "") -> ServedModel:
+        known = self.visible(session)
+        if key not in known:
+            raise BadOption("model", key, f"one of {', '.join(known)}")
+        return known[key]
 
     def close(self) -> None:
         for queue in (self.queue, *(served.queue for served in self.models.values())):
@@ -251,8 +299,20 @@ class ActionContext:
             return self.state.sample(id)
         picture = self.session.picture(id)
         if picture is None:
-            raise BadImage("your picture", "it is no longer here", "drop it on the page again")
+            raise BadImage("your image", "it is no longer here", "drop it on the page again")
         return picture
+
+    def data(self, name: str) -> str:
+        """The argument of `open_data` of a dataset of the server or of this session."""
+        known = {**self.state.datasets(), **self.session.data}
+        if name not in known:
+            raise BadOption("data", name, f"one of {', '.join(known) or 'none: give one'}")
+        return known[name]
+
+    def mask(self, id: str) -> Tensor | None:
+        """The object [1, H, W] (bool) where the data knows it."""
+        known = self.picture(id).masks.get(self.served.frame)
+        return None if known is None else known == 1
 
     def averaged_pictures(self) -> Iterator[OpenedPicture]:
         """The samples of an average; reports how many were opened."""
@@ -266,19 +326,28 @@ class ActionContext:
 
     def averaged_images(self) -> Tensor:
         """The samples of an average as inputs of the model, [n, 3, H, W]."""
-        key = self.served.key
+        key = self.served.frame
         return torch.cat([picture.inputs[key] for picture in self.averaged_pictures()])
 
     def image(self, id: str) -> Tensor:
         """The image as input of the model, [1, 3, H, W]."""
-        return self.picture(id).inputs[self.served.key]
+        return self.picture(id).inputs[self.served.frame]
 
     def run(self, id: str) -> Trace:
         """The recorded run of an image: all states, keys and values."""
         view, served, picture = self.transformer, self.served, self.picture(id)
         key = (self.session.id if picture.own else "", id)
-        image = picture.inputs[served.key]
+        image = picture.inputs[served.frame]
         return served.runs.get_or_make(key, lambda: _record(view, image))
+
+    def logits(self, id: str) -> Tensor:
+        """Logits [C] of an image."""
+        if isinstance(self.model, VisionModel):
+            logits = self.run(id).logits
+            assert logits is not None
+            return logits[0]
+        with torch.no_grad():
+            return self.model(self.image(id))[0]
 
     def blank(self, blank: Blank) -> Trace:
         """The recorded run of a blank. Served models do not change, so their state is not
@@ -302,6 +371,8 @@ def open_state(
     samples: Sequence[str] = (),
     data: Sequence[str] = (),
     runs: Sequence[Path] = (),
+    data_root: Path | None = None,
+    share: bool = False,
     load: Callable[[str], Any] | None = None,
     weights: str | None = None,
     reading: Mapping[str, Any] | None = None,
@@ -321,7 +392,7 @@ def open_state(
     usual = [f"{world}#{place}" for world in WORLDS for place in range(8)]
     ids = OrderedDict((f"s{place}", text) for place, text in enumerate(samples or usual))
     folders = named(map(Path.resolve, runs), lambda folder: folder.name or "results")
-    return ServerState(models, ids, named_data(data), folders)
+    return ServerState(models, ids, named_data(data), folders, data_root=data_root, share=share)
 
 
 def load_any(
@@ -335,7 +406,15 @@ def load_any(
     try:
         return load(spec)
     except UnsupportedModel:
+        if ".py:" in spec:  # a module of a user's own
+            raise
         return (load_lvlm or lvlm.load)(spec)
+
+
+def class_folders(path: Path) -> list[Path]:
+    """Sub-folders, without masks and without links, which might lead elsewhere."""
+    inside = [each for each in sorted(path.iterdir()) if each.is_dir() and not each.is_symlink()]
+    return [each for each in inside if each.name != MASKS and each.name[0] != "."]
 
 
 def public_spec(spec: str) -> str:

@@ -9,28 +9,35 @@ from __future__ import annotations
 import importlib
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from seecause.app.jobs import Reply
-from seecause.app.state import ActionContext, Kind, ServedModel
+from seecause.app.sessions import Recent
+from seecause.app.state import ActionContext, Kind, picture_name
+from seecause.data.dataset import to_pil
 from seecause.engine.sweep import Tail
 from seecause.engine.trace import Blank
 from seecause.errors import BadOption, SeecauseError, UnknownName
 from seecause.models.base import ImageModel
-from seecause.models.block import wide
+from seecause.models.block import spread_out, wide
+from seecause.report import text
 from seecause.report.figures import data_uri, heat_layer, number, scale_of
 from seecause.target import spread
 
-PANELS = ("explain", "swap", "heads", "repair", "parts", "ask", "runs")  # in the order of tabs
+# the path, in its order, and then the tools of the menu
+PANELS = ("explain", "doubt", "test", "repair", "swap", "heads", "parts", "ask", "runs")
+PATH = PANELS[:4]
 SHOWN = 5  # classes
 Action = Callable[[ActionContext, Any], Reply]
 Name = Annotated[str, Field(min_length=1, max_length=96)]
+Names = Annotated[tuple[Name, ...], Field(max_length=8)]
 Index = Annotated[int, Field(ge=0, le=1_000_000)]
 Patches = Annotated[tuple[Annotated[int, Field(ge=0, le=65_535)], ...], Field(max_length=16_384)]
 
@@ -74,16 +81,21 @@ class Patching(OnPicture):
 
 @dataclass(frozen=True)
 class Panel:
-    """One tab of the page. `kinds` are the models it is for; without any it needs no model."""
+    """One tab of the page. `kinds` are the models it is for; without any it needs no model.
+    Replies of `kept` actions are stored under an id that links name. `blocks`: it needs a
+    transformer."""
 
     name: str
     title: str
     question: str
     actions: tuple[Action, ...]
     kinds: tuple[Kind, ...] = ("classifier", "ifam")
+    kept: tuple[Action, ...] = ()
+    blocks: bool = False
 
     def facts(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("name", "title", "question", "kinds")}
+        named = ("name", "title", "question", "kinds", "blocks")
+        return {name: getattr(self, name) for name in named} | {"path": self.name in PATH}
 
     def find(self, name: str) -> tuple[Action, type[PanelRequest]]:
         """An action and its request."""
@@ -110,6 +122,14 @@ def checked_patches(model: ImageModel, patches: tuple[int, ...], name: str = "pa
     count = model.layout.n_patches
     if any(place >= count for place in patches):
         raise BadOption(name, max(patches), f"patches 0-{count - 1}")
+
+
+def brushed_mask(model: ImageModel, patches: tuple[int, ...]) -> Tensor:
+    """The object [1, H, W] (bool) that brushed patches cover."""
+    checked_patches(model, patches, "brushed")
+    chosen = torch.zeros(1, model.layout.n_patches, dtype=torch.bool)
+    chosen[0, list(patches)] = True
+    return spread_out(chosen.unflatten(1, model.layout.grid), model.preprocess.size)
 
 
 def checked_target(model: ImageModel, target: int | None) -> int | None:
@@ -173,6 +193,24 @@ def rounded(values: Tensor) -> list[float | None]:
     return [float(f"{value:.4g}") if abs(value) < 1e300 else None for value in listed]
 
 
+def photo(model: ImageModel, image: Tensor, side: int | None = None) -> str:
+    """The first of some inputs of a model as an image for the page, at most `side` pixels wide."""
+    raw = wide(model.preprocess.raw(image))[0].clamp(0, 1).cpu()
+    shown = to_pil(raw)
+    if side is not None:
+        shown.thumbnail((side, side))
+    return data_uri(shown, photo=side is not None or max(raw.shape[-2:]) > 160)
+
+
+def kept(
+    context: ActionContext, what: str, most: int, key: Hashable, make: Callable[[], Any]
+) -> Any:
+    """One of the latest `most` results of the model, made if it is not there."""
+    with context.served.lock:
+        results = context.served.memo.setdefault(what, Recent(most))
+    return results.get_or_make(key, make)
+
+
 def counting(
     context: ActionContext, total: int, words: Callable[[int], str]
 ) -> Callable[[int], None]:
@@ -197,42 +235,17 @@ def offered(context: ActionContext, name: str, write: Callable[[Path], Path]) ->
         return {"file": context.session.add_file(name, packed), "name": name, "bytes": size}
 
 
-def opening_lines(context: ActionContext, *pictures: str) -> list[str]:
-    """Python that loads the model and the images of a request: `images` for one, `images` and
-    `others` for two."""
-    lines = ["import seecause as sc", "from seecause.data.dataset import open_image", ""]
-    lines.append(load_line(context.served))
-    for variable, id in zip(("images", "others"), pictures, strict=False):
-        lines.append(f"{variable} = model.prepare(open_image({context.picture(id).name!r}))")
-    return lines
-
-
-def load_line(served: ServedModel) -> str:
-    """Python that loads a model as the server did, but for the folders of this machine."""
-    options = {"weights": served.weights} if served.weights else {}
-    options |= dict(served.reading) | ({"classes": "FILE"} if "classes" in served.reading else {})
-    return f"model = {call('sc.load', repr(served.spec), **options)}"
-
-
-def answer_lines(model: ImageModel) -> list[str]:
-    """Python that prints the most probable class of `logits` [C] and its probability."""
-    chances = "logits.sigmoid()" if model.sigmoid else "logits.softmax(-1)"
-    return [f"print(model.class_name(int(logits.argmax())), float({chances}.max()))"]
-
-
-def class_word(model: ImageModel, index: int) -> str | int:
-    """The name of a class if it is unique, otherwise its index."""
+def class_word(model: ImageModel, index: int | None) -> str | int | None:
+    """The name of a class if it is unique, otherwise its index; None stays None."""
+    if index is None:
+        return None
     name = model.class_name(index)
     alone = [known.casefold() for known in model.classes].count(name.casefold()) == 1
     return name if alone else index
 
 
-def call(function: str, *given: str, **options: Any) -> str:
-    """A call in Python; options are written as they are typed."""
-    words = [*given, *(f"{name}={value!r}" for name, value in options.items())]
-    return f"{function}({', '.join(words)})"
-
-
-def as_script(lines: Sequence[str]) -> Reply:
-    """A reply with lines of Python that compute this result without the app."""
-    return {"python": "\n".join(lines) + "\n"}
+def as_script(name: str, context: ActionContext, request: PanelRequest, **values: Any) -> Reply:
+    """Python that computes this result without the app, by `templates/NAME.txt`."""
+    samples = [picture_name(context.state.samples[id]) for id in context.state.averaged()]
+    values |= {"context": context, "served": context.served, "samples": samples}
+    return {"python": text(name, "seecause.app", request=request, **values).strip() + "\n"}

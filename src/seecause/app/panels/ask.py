@@ -21,7 +21,7 @@ from seecause.app.panels import (
     heat,
     rounded,
 )
-from seecause.app.state import SHOWN_SIDE, ActionContext, picture_name
+from seecause.app.state import SHOWN_SIDE, ActionContext
 from seecause.data.dataset import to_pil
 from seecause.errors import BadOption
 from seecause.lvlm import (
@@ -62,11 +62,26 @@ class Blind(Word):
     blind: Annotated[tuple[Index, ...], Field(max_length=16_384)] = ()
 
 
+class Spoken:
+    """Reports the answer word by word; what `generate` calls a streamer."""
+
+    def __init__(self, context: ActionContext, asked: int):
+        self.context, self.asked, self.ids = context, asked, list[int]()
+
+    def put(self, ids: Tensor) -> None:
+        self.ids += ids.flatten().tolist()
+        said = self.ids[self.asked :] if len(self.ids) > self.asked else []
+        self.context.progress(len(said) / LENGTH, "".join(_pieces(self.context, said)))
+
+    def end(self) -> None:
+        """The end of the answer, which the reply tells."""
+
+
 def answer(context: ActionContext, request: Asked) -> Reply:
     """The image as the model receives it, and the model's answer."""
     lvlm, picture = context.lvlm, context.picture(request.picture)
-    ids = _answer_ids(context, request)
     prompt = lvlm.prompt(picture.shown, request.question)
+    ids = _answer_ids(context, request, streamer=Spoken(context, len(prompt.ids)))
     seen = seen_image(lvlm, prompt, picture.shown)
     return {
         "name": picture.name,
@@ -133,7 +148,7 @@ def _bank(context: ActionContext) -> MeanBank:
     for others."""
     lvlm, served = context.lvlm, context.served
     if "bank" not in served.memo:
-        context.progress(0.02, "averaging pictures")
+        context.progress(0.02, "averaging images")
         if served.spec.startswith("builtin:"):
             pictures = calibration_critters()
         else:
@@ -146,10 +161,10 @@ def _shown(context: ActionContext, request: Asked) -> Image.Image:
     return context.picture(request.picture).shown
 
 
-def _answer_ids(context: ActionContext, request: Asked) -> list[int]:
-    """The model's own answer."""
+def _answer_ids(context: ActionContext, request: Asked, **options: Any) -> list[int]:
+    """The model's own answer; `options` of `generate`."""
     lvlm, picture = context.lvlm, _shown(context, request)
-    ids = lvlm.speak(lvlm.prompt(picture, request.question), LENGTH)
+    ids = lvlm.speak(lvlm.prompt(picture, request.question), LENGTH, **options)
     if not ids:
         raise BadOption("question", request.question, "one to which the model generates tokens")
     return ids
@@ -205,43 +220,14 @@ def _weighed(context: ActionContext, chances: Tensor, whole: Tensor) -> list[dic
 
 def copy(context: ActionContext, request: Blind) -> Reply:
     """Python code that computes these results without the app."""
-    spec, heads = context.served.spec, _heads(context, request.blind)
-    name, side = context.picture(request.picture).name, f"({SHOWN_SIDE}, {SHOWN_SIDE})"
-    own = spec.startswith("builtin:")
-    samples = [picture_name(context.state.samples[id]) for id in context.state.averaged()]
-    lines = [
-        "from PIL import Image",
-        "import seecause as sc",
-        "from seecause.data.dataset import open_image",
-        "",
-        f"lvlm = sc.lvlm.load({spec!r})",
-        f"picture = open_image({name!r})",
-        f"picture.thumbnail({side}, Image.Resampling.LANCZOS)",
-    ]
-    usual = (
-        "sc.lvlm.calibration_critters()" if own else f"[open_image(name) for name in {samples!r}]"
-    )
-    lines += [
-        f"bank = sc.lvlm.make_bank(lvlm, {usual})",
-        f"question = {request.question!r}",
-        f"engine = sc.lvlm.MaskEngine(lvlm, picture, question, bank, position={request.position})",
-        "trace = sc.lvlm.trace_answer(engine)",
-        "print(engine.answer, trace.heads.top(8))",
-        "print(sc.lvlm.image_map(engine.prompt.tokens, trace.tokens.attribution.coefficients))",
-    ]
-    if heads:
-        lines += [
-            f"with sc.lvlm.edited_heads(lvlm, {heads}, blind=bank, image=picture):",
-            f"    ids = lvlm.speak(lvlm.prompt(picture, question), {LENGTH})",
-            "print(lvlm.processor.tokenizer.decode(ids))",
-        ]
-    return as_script(lines)
+    heads = _heads(context, request.blind)
+    return as_script("ask", context, request, heads=heads, side=SHOWN_SIDE, length=LENGTH)
 
 
 PANEL = Panel(
     "ask",
     "Ask",
-    "Which heads, and what in the picture, are behind this word?",
+    "Which heads, and what in the image, are behind this word?",
     actions=(answer, behind, hear, copy),
     kinds=("lvlm",),
 )

@@ -7,7 +7,6 @@ give the prediction of the whole image, none gives the blank's.
 
 from __future__ import annotations
 
-import re
 import time
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from seecause.app.jobs import Reply
 from seecause.app.panels import (
     SHOWN,
+    Index,
     Name,
     OnPicture,
     Panel,
@@ -24,12 +24,11 @@ from seecause.app.panels import (
     Patching,
     answers,
     as_script,
-    call,
     checked_patches,
     checked_target,
     class_word,
     heat,
-    opening_lines,
+    photo,
     rounded,
 )
 from seecause.app.state import ActionContext
@@ -37,15 +36,15 @@ from seecause.attribution.attribute import attribute
 from seecause.attribution.caap import make_plan, sweep_features
 from seecause.attribution.evidence import PatchSet, evidence as find_evidence
 from seecause.attribution.registry import find
-from seecause.data.dataset import to_pil
 from seecause.engine.sweep import Sweep, SweepPlan
 from seecause.engine.trace import blank_image
 from seecause.errors import BadOption
-from seecause.models.block import wide
 from seecause.models.staged import StagedModel
 from seecause.models.view import VisionModel
-from seecause.report.explain import evidence_sentences
-from seecause.report.figures import data_uri
+
+
+class OfClass(OnPicture):
+    target: Index | None = None
 
 
 class Draw(Patching):
@@ -74,16 +73,16 @@ class ExplainState(Patching):
 def look(context: ActionContext, request: OnPicture) -> Reply:
     """The image as the model receives it, and the prediction."""
     model, image = context.model, context.image(request.picture)
-    raw = wide(model.preprocess.raw(image))[0].clamp(0, 1).cpu()
-    logits = _plain_logits(context, request)
-    sides = list(raw.shape[-2:])
+    logits = context.logits(request.picture)
+    sides = list(image.shape[-2:])
     return {
-        "picture": data_uri(to_pil(raw), photo=max(sides) > 160),
+        "picture": photo(model, image),
         "size": sides,
         "grid": list(model.layout_at(*sides).grid),
         "name": context.picture(request.picture).name,
         "answers": answers(model, logits, logits),
         "predicted": int(logits.argmax()),
+        "truth": context.picture(request.picture).truth,
     }
 
 
@@ -93,7 +92,7 @@ def draw(context: ActionContext, request: Draw) -> Reply:
     model = context.model
     entry = find(request.method, model.architecture)
     options = method_options(context, request)
-    plain_logits = _plain_logits(context, request)
+    plain_logits = context.logits(request.picture)
     top = plain_logits.topk(min(SHOWN, plain_logits.numel())).indices.tolist()
     classes = {"classes": top} if "classes" in entry.options else {}
     target = checked_target(model, request.target)
@@ -125,7 +124,7 @@ def brush(context: ActionContext, request: Brush) -> Reply:
     model, target = context.model, checked_target(context.model, request.target)
     checked_patches(model, request.patches)
     chosen = _chosen(model.layout.n_patches, [request.patches])
-    whole = _plain_logits(context, request)
+    whole = context.logits(request.picture)
     only, without = (
         brushed_logits(context, request, chosen, insert=insert)[0] for insert in (True, False)
     )
@@ -149,7 +148,7 @@ def pair(context: ActionContext, request: Regions) -> Reply:
     chosen = _chosen(model.layout.n_patches, [request.one, request.other, both, ()])
     logits = brushed_logits(context, request, chosen, insert=True)  # [4, C]
     target = checked_target(model, request.target)
-    target = int(_plain_logits(context, request).argmax()) if target is None else target
+    target = int(context.logits(request.picture).argmax()) if target is None else target
     one, other, joint = (logits[:3, target] - logits[3, target]).tolist()
     return {
         "label": model.class_name(target),
@@ -160,67 +159,35 @@ def pair(context: ActionContext, request: Regions) -> Reply:
     }
 
 
-def evidence(context: ActionContext, request: Draw) -> Reply:
-    """The patches that are enough for the prediction, and those it needs, in the order of a map."""
-    model = context.model
-    context.progress(0.1, "drawing the map whose order is taken")
-    sets = find_evidence(
-        model,
-        context.image(request.picture),
-        target=checked_target(model, request.target),
-        method=request.method,
-        options=method_options(context, request),
-        blank=request.blank,
-    )
+def evidence(context: ActionContext, request: OfClass) -> Reply:
+    """The patches that are enough for the prediction, and those it needs: `sc.evidence` with its
+    own ranking and blank, as in the report."""
+    model, image = context.model, context.image(request.picture)
+    context.progress(0.1, "ranking the patches")
+    sets = find_evidence(model, image, target=checked_target(model, request.target))
     return {
         "label": sets.labels[0],
         "probability": float(sets.probability[0]),
+        "of": sets.maps[0].numel(),
+        "answered": bool(sets.answered[0]),
+        "order": sets.manifest["options"]["order"],
         "enough": _patch_set(sets.enough),
         "needed": _patch_set(sets.needed),
-        "sentences": list(evidence_sentences(sets, 0)),
     }
 
 
 def copy(context: ActionContext, request: ExplainState) -> Reply:
     """Python code that computes these results without the app."""
     model, target = context.model, checked_target(context.model, request.target)
-    named = None if target is None else class_word(model, target)
     fields = request.model_dump(include=set(Patching.model_fields))
-    options = {m: method_options(context, Draw(**fields, method=m)) for m in request.methods}
-    lines = opening_lines(context, request.picture)
-    for method in request.methods:
-        drawn = call(
-            "sc.attribute", "model", "images", target=named, method=method, **options[method]
-        )
-        lines.append(f"maps_{re.sub(r'[^a-z0-9]+', '_', method)} = {drawn}.maps")
-    lines += _brush_lines(context, request) if request.patches else []
-    return as_script(lines)
-
-
-def _brush_lines(context: ActionContext, request: ExplainState) -> list[str]:
-    """The brushed patches by CAAP, every patch standing for the same set."""
-    model = context.model
-    target = (
-        int(_plain_logits(context, request).argmax()) if request.target is None else request.target
-    )
-    options: dict[str, Any] = {"target": class_word(model, target), "blank": request.blank}
+    methods = {m: method_options(context, Draw(**fields, method=m)) for m in request.methods}
+    brushed = int(context.logits(request.picture).argmax()) if target is None else target
+    brush: dict[str, Any] = {"target": class_word(model, brushed), "blank": request.blank}
     if isinstance(model, VisionModel):
-        plan = sweep_plan(context, request)
-        layers = (plan.start, None if plan.tail == "source" else plan.stop)
-        options |= {"tail": plan.tail, "layers": layers, "propagate_registers": True}
-    count = model.layout.n_patches
-    inserted = call("sc.attribute", "model", "images", "select=brushed", **options)
-    removed = call(
-        "sc.attribute", "model", "images", "select=brushed", direction="delete", **options
-    )
-    return [
-        "",
-        "import torch",
-        f"brushed = torch.zeros({count}, {count}, dtype=torch.bool)",
-        f"brushed[:, {sorted(request.patches)}] = True  # every row is the brushed set",
-        f"only_these = {inserted}.maps[0, 0, 0]  # probability",
-        f"drop_without_these = {removed}.maps[0, 0, 0]",
-    ]
+        caap = method_options(context, Draw(**fields, method="caap"))
+        brush |= {**caap, "propagate_registers": True}
+    target = class_word(model, target)
+    return as_script("explain", context, request, methods=methods, target=target, brush=brush)
 
 
 def method_options(context: ActionContext, request: Draw) -> dict[str, Any]:
@@ -261,16 +228,6 @@ def brushed_logits(
     pair = (blank, picture) if insert else (picture, blank)
     with context.transformer.eval_mode():
         return Sweep(context.transformer, *pair, plan).logits(chosen)[0]
-
-
-def _plain_logits(context: ActionContext, request: OnPicture) -> Tensor:
-    """Logits [C] of the whole image."""
-    if isinstance(context.model, VisionModel):
-        logits = context.run(request.picture).logits
-        assert logits is not None
-        return logits[0]
-    with torch.no_grad():
-        return context.model(context.image(request.picture))[0]
 
 
 def _chosen(count: int, sets: list[tuple[int, ...]]) -> Tensor:

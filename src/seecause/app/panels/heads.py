@@ -18,16 +18,14 @@ from seecause.app.panels import (
     OnPicture,
     Panel,
     Patches,
-    answer_lines,
     answers,
     as_script,
-    checked_patches,
+    brushed_mask,
     checked_target,
     class_word,
     counting,
     heat,
     offered,
-    opening_lines,
     rounded,
 )
 from seecause.app.state import ActionContext
@@ -38,7 +36,6 @@ from seecause.background.heads import Head, ablate
 from seecause.background.images import LabelledImages
 from seecause.background.scoring import score as score_heads
 from seecause.errors import BadOption
-from seecause.models.block import spread_out
 
 By = Literal["answer", "background", "object"]
 RESPONSES = {"answer": "logit", "background": "big", "object": "fig"}
@@ -113,8 +110,7 @@ def maps(context: ActionContext, request: Off) -> Reply:
     target = checked_target(model, request.target)
     heads = checked_off(context, request.off)
     if target is None:  # by its index: classes may have no names, or one name twice
-        with torch.no_grad(), model.eval_mode():
-            target = int(model(image)[0].argmax())
+        target = int(context.logits(request.picture).argmax())
     before = attribute(model, image, target=target)
     context.progress(0.5, "once more without the heads")
     with ablate(model, heads):
@@ -140,18 +136,8 @@ def export(context: ActionContext, request: Off) -> Reply:
 def copy(context: ActionContext, request: Off) -> Reply:
     """Python code that computes these results without the app."""
     model, heads = context.transformer, checked_off(context, request.off)
-    target = checked_target(model, request.target)
-    named = None if target is None else class_word(model, target)
-    lines = [
-        *opening_lines(context, request.picture),
-        f"heads = {heads}",
-        "with sc.background.ablate(model, heads):",
-        "    logits = model(images)[0]",
-        f"    maps = sc.attribute(model, images, target={named!r}).maps",
-        'sc.background.export(model, heads, "without-heads")',
-        *answer_lines(model),
-    ]
-    return as_script(lines)
+    target = class_word(model, checked_target(model, request.target))
+    return as_script("heads", context, request, heads=heads, target=target)
 
 
 def checked_off(context: ActionContext, off: tuple[int, ...]) -> list[Head]:
@@ -168,13 +154,9 @@ def checked_off(context: ActionContext, off: tuple[int, ...]) -> list[Head]:
 def object_mask(context: ActionContext, request: OnHeads) -> Tensor | None:
     """The object [1, H, W] (bool): brushed, or known to the data."""
     model = context.transformer
-    checked_patches(model, request.brushed, "brushed")
     if request.brushed:
-        patches = torch.zeros(1, model.layout.n_patches, dtype=torch.bool)
-        patches[0, list(request.brushed)] = True
-        return spread_out(patches.unflatten(1, model.layout.grid), model.preprocess.size)
-    known = context.picture(request.picture).masks.get(context.served.key)
-    return None if known is None else known == 1
+        return brushed_mask(model, request.brushed)
+    return context.mask(request.picture)
 
 
 def _share(context: ActionContext, request: Off) -> dict[str, float | None] | None:
@@ -195,4 +177,6 @@ PANEL = Panel(
     "Heads",
     "Which heads carry the answer, and what if they are off?",
     actions=(score, switch, maps, export, copy),
+    kinds=("classifier",),
+    blocks=True,
 )

@@ -19,8 +19,8 @@ from pydantic import Field
 from torch import Tensor
 
 from seecause.app.jobs import Reply
-from seecause.app.panels import Index, OnPicture, Panel, answers, as_script, opening_lines
-from seecause.app.state import ActionContext, picture_name
+from seecause.app.panels import Index, OnPicture, Panel, answers, as_script
+from seecause.app.state import ActionContext
 from seecause.data.dataset import to_pil
 from seecause.errors import BadOption
 from seecause.faithful.evaluation import part_image
@@ -104,21 +104,7 @@ def _parts(model: ImageModel, net: IFAM, whole: IFAMOutput, winner: Tensor) -> l
 
 def copy(context: ActionContext, request: Masked) -> Reply:
     """Python code that computes these results without the app."""
-    lines, out = opening_lines(context, request.picture), sorted(set(request.out))
-    if request.trusted is not None:
-        names = [picture_name(context.state.samples[id]) for id in context.state.averaged()]
-        lines += [
-            f"usual = model.prepare([open_image(name) for name in {names!r}])",
-            f"sc.faithful.calibrate(model, usual, {request.trusted})",
-        ]
-    lines += [
-        f"with sc.faithful.intervene(model, drop_parts={out}, quantile={request.trusted}) as net:",
-        "    output = net(images)",
-        "answer = output.logits[0].softmax(dim=0)",
-        "print(model.class_name(int(answer.argmax())), float(answer.max()))",
-        "print(f'{output.mask.double().mean():.0%} of the patches are read')",
-    ]
-    return as_script(lines)
+    return as_script("parts", context, request)
 
 
 PANEL = Panel(

@@ -8,14 +8,15 @@ result is the same for everybody: it is kept with the model, and asking again co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from seecause.app.jobs import Reply
 from seecause.app.panels import (
@@ -23,29 +24,27 @@ from seecause.app.panels import (
     OnModel,
     Panel,
     as_script,
-    call,
     counting,
-    load_line,
+    kept,
     offered,
+    photo,
 )
-from seecause.app.sessions import Recent
 from seecause.app.state import ActionContext, hide_folders, own_view
-from seecause.background.audit import SOME, BackgroundAudit, audit as audit_background
+from seecause.background.audit import BackgroundAudit, audit as audit_background
 from seecause.background.images import LabelledImages, Progress, images_of, model_for
 from seecause.background.repair import REMEDIES, Remedy, Repair, repair
-from seecause.data.dataset import open_data, to_pil
+from seecause.data.dataset import open_data
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
-from seecause.models.block import wide
 from seecause.models.view import VisionModel
 from seecause.options import summary_of
-from seecause.report.background import audit_lines, meaning
-from seecause.report.figures import data_uri
+from seecause.report import write_page
+from seecause.report.background import audit_lines, meaning, repair_sections
 
 TILES = 6  # transplants on the sheet, and worst images
 TILE_SIDE = 144
 MOST_PICTURES = 512
-AUDITS, REPAIRS = 16, 2  # results that are kept for each model
+AUDITS, REPAIRS = 16, 3  # results that are kept for each model
 GIVEN, OWN = "data", "own"  # sources of object masks that are no served model
 
 
@@ -77,14 +76,14 @@ class RepairRequest(OnData):
 
 def audit(context: ActionContext, request: OnData) -> Reply:
     """The verdict, the number of predictions that flip, and example images."""
-    key = (request.data, request.masks, request.limit)
-    return _kept(context, "audits", AUDITS, key, lambda: _audited(context, request))
+    key = (context.data(request.data), request.model_dump_json())
+    return kept(context, "audits", AUDITS, key, lambda: _audited(context, request))
 
 
 def _audited(context: ActionContext, request: OnData) -> Reply:
     model, pictures = read(context, request.data, request.limit)
     result = audit_background(
-        model, pictures, masks=_mask_source(context, request), progress=telling(context)
+        model, pictures, masks=mask_source(context, request.masks), progress=telling(context)
     )
     (low, high), numbers = result.interval, result.numbers()
     return {
@@ -97,12 +96,16 @@ def _audited(context: ActionContext, request: OnData) -> Reply:
         "control": _or_none(result.control_flips),
         "extra": numbers.get("extra flips"),
         "interval": [low, high] if low == low else None,
-        "from": SOME,
         "rows": [_row(name, value) for name, value in numbers.items()],
         "sheet": _tiles(model, [result], _spread(result)),
         "worst": _tiles(model, [result], [version for _, version in result.worst(TILES)]),
         "remedies": fitting_remedies(context.model, grouped=result.data.grouped),
     }
+
+
+def offer(context: ActionContext, request: OnModel) -> Reply:
+    """Remedies that can be tried with the model, before the data is known."""
+    return {"remedies": fitting_remedies(context.model, grouped=False)}
 
 
 def run_repair(context: ActionContext, request: RepairRequest) -> Reply:
@@ -112,23 +115,43 @@ def run_repair(context: ActionContext, request: RepairRequest) -> Reply:
 
 def export(context: ActionContext, request: RepairRequest) -> Reply:
     """The repaired model as a zip file: a native checkpoint, its card, and a page."""
-    result, answer = _repaired(context, request)
-    if not answer["taken"]:
-        raise BadOption("remedy", request.remedy, "another remedy: nothing was changed")
+    result, _ = _taken(context, request)
     context.progress(0.3, "writing the checkpoint")
     return offered(context, f"{context.served.key}-repaired-by-{request.remedy}.zip", result.export)
 
 
+def open_repaired(context: ActionContext, request: RepairRequest) -> Reply:
+    """Serve the repaired model beside the one that it was made from."""
+    result, reply = _taken(context, request)
+    owner = context.session.id if context.session.owns(request.model_dump(), "") else ""
+    owner = owner or context.served.owner
+    key = context.state.add_repaired(context.served, request.remedy, result.model, owner)
+    return {"model": key, "sentence": reply["sentence"]}
+
+
+def report(context: ActionContext, request: RepairRequest) -> Reply:
+    """The page of the audit before and after, to download."""
+    result, _ = _repaired(context, request)
+    with tempfile.TemporaryDirectory() as scratch:
+        name = f"{context.served.key}-{request.remedy}.html"
+        title = f"{context.served.key}: before and after"
+        sections = repair_sections(result)
+        page = write_page(Path(scratch) / name, title, sections, lead=result.sentence)
+        size = page.stat().st_size
+        return {"file": context.session.add_file(name, page), "name": name, "bytes": size}
+
+
+def _taken(context: ActionContext, request: RepairRequest) -> tuple[Repair, Reply]:
+    result, reply = _repaired(context, request)
+    if not reply["taken"]:
+        raise BadOption("remedy", request.remedy, "another remedy: nothing was changed")
+    return result, reply
+
+
 def _repaired(context: ActionContext, request: RepairRequest) -> tuple[Repair, Reply]:
-    key = (
-        request.data,
-        request.masks,
-        request.limit,
-        request.training,
-        request.remedy,
-        request.force,
-    )
-    return _kept(context, "repairs", REPAIRS, key, lambda: _repair(context, request))
+    known = [context.data(name) for name in (request.data, request.training)]
+    key = (*known, request.model_dump_json())
+    return kept(context, "repairs", REPAIRS, key, lambda: _repair(context, request))
 
 
 def _repair(context: ActionContext, request: RepairRequest) -> tuple[Repair, Reply]:
@@ -136,7 +159,7 @@ def _repair(context: ActionContext, request: RepairRequest) -> tuple[Repair, Rep
     result = repair(
         model,
         read(context, request.training, request.limit, merge=False)[1],
-        masks=_mask_source(context, request),
+        masks=mask_source(context, request.masks),
         test=read(context, request.data, request.limit, merge=False)[1]
         if request.held_out
         else None,
@@ -152,6 +175,7 @@ def _repair(context: ActionContext, request: RepairRequest) -> tuple[Repair, Rep
     return result, {
         "remedy": request.remedy,
         "taken": taken,
+        "seconds": round(tried.seconds, 1),
         "sentence": result.sentence,
         "done": tried.failed or tried.done,
         "failed": bool(tried.failed),
@@ -190,11 +214,7 @@ def read(
     """Images of a dataset that the server was started with, under the name that the app uses, so
     that no folder of this machine is named. With `merge`, also the model with the data's
     classes."""
-    if name not in context.state.data:
-        raise BadOption(
-            "data", name, f"one of {', '.join(context.state.data) or 'none: see --data'}"
-        )
-    data = open_data(context.state.data[name], limit=limit)
+    data = open_data(context.data(name), limit=limit)
     model = model_for(context.model, data) if merge else context.model
     pictures = images_of(model, data, telling(context))
     skipped = tuple(replace(each, reason=hide_folders(each.reason)) for each in pictures.skipped)
@@ -212,25 +232,17 @@ def telling(context: ActionContext) -> Progress:
     return progress
 
 
-def _mask_source(context: ActionContext, request: OnData) -> ImageModel | str | None:
+def mask_source(context: ActionContext, masks: str) -> ImageModel | str | None:
     """The `masks` argument of `sc.audit`. Another served model is a view of its own, because jobs
     of that model may switch its heads meanwhile."""
-    if request.masks == GIVEN:
+    if masks == GIVEN:
         return None
-    if request.masks in (OWN, context.served.key):
+    if masks in (OWN, context.served.key):
         return OWN
-    other = context.state.served(request.masks)
+    other = context.state.served(masks, context.session.id)
     if other.kind != "classifier" or not isinstance(other.view, VisionModel):
-        raise BadOption("masks", request.masks, "a vision transformer that is served")
+        raise BadOption("masks", masks, "a vision transformer that is served")
     return own_view(other.view)
-
-
-def _kept(
-    context: ActionContext, what: str, most: int, key: Hashable, make: Callable[[], Any]
-) -> Any:
-    """One of the latest `most` results, made if it is not there."""
-    results = context.served.memo.setdefault(what, Recent(most))
-    return results.get_or_make(key, make)
 
 
 def _row(name: str, value: float) -> Reply:
@@ -259,15 +271,15 @@ def _tiles(
     for version in versions:
         place, donor = int(moved.source[version]), None
         if data.masks is not None:
-            donor = _uri(model, data.images[int(moved.donor[version])])
-        image = moved[version : version + 1][0]
+            donor = photo(model, data.images[int(moved.donor[version])][None], TILE_SIDE)
+        image = moved[version : version + 1]
         truth = int(moved.labels[version])
         tiles.append(
             {
                 "picture": data.ids[place],
-                "object": _uri(model, data.images[place]),
+                "object": photo(model, data.images[place][None], TILE_SIDE),
                 "background": donor,
-                "moved": _uri(model, image),
+                "moved": photo(model, image, TILE_SIDE),
                 "truth": model.class_name(truth),
                 "donor": model.class_name(int(moved.donor_labels[version])),
                 "answers": [_both(model, audit, place, version, truth) for audit in audits],
@@ -285,42 +297,23 @@ def _both(
     return [{"name": model.class_name(best), "right": best == truth} for best in places]
 
 
-def _uri(model: ImageModel, image: Tensor) -> str:
-    raw = wide(model.preprocess.raw(image[None]))[0].clamp(0, 1).cpu()
-    shown = to_pil(raw)
-    shown.thumbnail((TILE_SIDE, TILE_SIDE))
-    return data_uri(shown, photo=True)
-
-
 def copy(context: ActionContext, request: RepairRequest) -> Reply:
     """Python code that computes these results without the app."""
-    groups = _remedy(request.remedy).needs_groups
     source = None if request.masks == GIVEN else OWN
     if request.masks not in (GIVEN, OWN, context.served.key):
         source = context.state.served(request.masks).spec
-    looking: dict[str, Any] = {} if source is None else {"masks": source}
-    repairing_options: dict[str, Any] = {**looking, "remedies": (request.remedy,)}
-    repairing_options |= {"groups": True} if groups else {}
-    repairing_options |= {"force": True} if request.force else {}
-    limit, test = request.limit, ["test=data"] if request.held_out else []
-    lines = [
-        "import seecause as sc",
-        "",
-        load_line(context.served),
-        f"data = sc.data.open_data({request.data!r}, limit={limit})",
-        f"result = {call('sc.audit', 'model', 'data', **looking)}",
-        "print(result.verdict, result.flips, result.control_flips, result.interval)",
-        f"learn = sc.data.open_data({request.training!r}, limit={limit})",
-        f"repaired = {call('sc.repair', 'model', 'learn', *test, **repairing_options)}",
-        "print(repaired.sentence)",
-        'repaired.export("repaired")',
-    ]
-    return as_script(lines)
+    options = {"groups": _remedy(request.remedy).needs_groups, "force": request.force}
+    options = {name: True for name, value in options.items() if value}
+    masks = {} if source is None else {"masks": source}
+    return as_script("repair", context, request, masks=masks, options=options)
 
 
 PANEL = Panel(
     "repair",
-    "Audit",
-    "Does it predict from the background, and can that be repaired?",
-    actions=(audit, run_repair, export, copy),
+    "Repair",
+    "Can the model be repaired, and at what cost?",
+    actions=(audit, offer, run_repair, open_repaired, export, report, copy),
+    kinds=("classifier",),
+    kept=(audit, run_repair),
+    blocks=True,
 )

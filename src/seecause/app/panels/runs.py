@@ -1,5 +1,6 @@
-"""Runs: folders of results that the server was started with, and their pages. They are listed once,
-at the start: a request names a page by an id of that list, and nothing in a request becomes a path.
+"""Results: those of this session, and folders of results that the server was started with. Folders
+are read anew for each list. A request names a page by a digest of its name: nothing in a request
+becomes a path.
 
 A page may hold a script. It is served into a sandbox of its own (no origin, no request anywhere),
 so that no page can send requests to the server, whatever is in a folder.
@@ -8,19 +9,19 @@ so that no page can send requests to the server, whatever is in a folder.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from seecause.app.jobs import Reply
 from seecause.app.panels import Panel, PanelRequest
 from seecause.app.state import ActionContext
+from seecause.files import digest
 
 FIRST = ("index.html", "report.html")  # a folder with one of them is a result; it is opened first
 
 
-@dataclass(frozen=True)
-class RunFolder:
+class RunFolder(NamedTuple):
     """One result: when it was made, and its pages by id with the main one first. An id is all that
     a client knows of a page."""
 
@@ -36,15 +37,31 @@ class Everything(PanelRequest):
 def listed(context: ActionContext, request: Everything) -> Reply:
     """All results, the newest first."""
     return {
+        "kept": [
+            {
+                "id": record.id,
+                "panel": record.panel,
+                "action": record.action,
+                "request": record.request,
+                "state": "done" if record.job.future.done() else "running",
+                "date": _date(record.made),
+            }
+            for record in sorted(context.session.results.values(), key=lambda each: -each.made)
+            if record.usable
+        ],
         "runs": [
             {
                 "name": run.name,
-                "date": datetime.fromtimestamp(run.changed, UTC).strftime("%Y-%m-%d %H:%M UTC"),
+                "date": _date(run.changed),
                 "pages": [{"id": id, "name": path.name} for id, path in run.pages.items()],
             }
-            for run in context.state.results
-        ]
+            for run in find_runs(context.state.runs)
+        ],
     }
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def find_runs(folders: Mapping[str, Path]) -> list[RunFolder]:
@@ -59,12 +76,9 @@ def find_runs(folders: Mapping[str, Path]) -> list[RunFolder]:
         pages = [page for page in folder.glob("*.html") if page.is_file() and not page.is_symlink()]
         pages.sort(key=lambda page: (page.name not in FIRST, page.name))
         if pages and pages[0].name in FIRST:
-            found.append((name, pages[0].stat().st_mtime, pages))
-    found.sort(key=lambda result: result[1], reverse=True)
-    return [
-        RunFolder(name, changed, {f"r{at}p{place}": page for place, page in enumerate(pages)})
-        for at, (name, changed, pages) in enumerate(found)
-    ]
+            ids = {digest(f"{name}/{page.name}", length=12): page for page in pages}
+            found.append(RunFolder(name, pages[0].stat().st_mtime, ids))
+    return sorted(found, key=lambda run: run.changed, reverse=True)
 
 
 def find_pages(runs: list[RunFolder]) -> dict[str, Path]:
@@ -72,4 +86,6 @@ def find_pages(runs: list[RunFolder]) -> dict[str, Path]:
     return {id: path for run in runs for id, path in run.pages.items()}
 
 
-PANEL = Panel("runs", "Runs", "What did earlier runs find?", actions=(listed,), kinds=())
+PANEL = Panel(
+    "runs", "Results", "What did earlier audits, repairs and commands find?", (listed,), kinds=()
+)

@@ -1,7 +1,7 @@
 // Talking to the server: a session of one's own, jobs that say how far they are, and cancelling.
 
 const KEY = "seecause-session";
-const PAGE = Math.random().toString(36).slice(2); // a tab that was duplicated has the same session
+const PAGE = Math.random().toString(36).slice(2); // tabs share a session, and none cancels what another asked
 let opening = null;
 
 async function reach(path, options) {
@@ -14,14 +14,14 @@ async function reach(path, options) {
 
 async function bodyOf(answer) {
   const body = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
-  if (!answer.ok) throw new Error(body.error ?? "the server could not answer");
+  if (!answer.ok) throw Object.assign(new Error(body.error ?? "the server could not answer"), { status: answer.status });
   return body;
 }
 
 // The session that is kept, unless it is the one that was refused: then a new one, the same for all
 // questions that found it over.
 async function session(refused = null) {
-  const kept = sessionStorage.getItem(KEY);
+  const kept = localStorage.getItem(KEY); // all tabs of a browser see the same images and results
   if (kept && kept !== refused) return kept;
   opening ??= openSession().finally(() => { opening = null; });
   return opening;
@@ -29,7 +29,7 @@ async function session(refused = null) {
 
 async function openSession() {
   const { session: id } = await bodyOf(await reach("/api/session", { method: "POST" }));
-  sessionStorage.setItem(KEY, id);
+  localStorage.setItem(KEY, id);
   return id;
 }
 
@@ -42,14 +42,12 @@ async function call(path, options = {}, refused = null) {
   return answer.ok && options.raw ? answer : bodyOf(answer);
 }
 
-export async function hello() {
-  return bodyOf(await reach("/api/hello"));
+export function hello() {
+  return call("/api/hello");
 }
 
-export async function sample(id) {
-  const answer = await fetch(`/api/samples/${id}`);
-  if (!answer.ok) throw new Error("this sample cannot be read");
-  return answer.json();
+export function sample(id) {
+  return call(`/api/samples/${id}`);
 }
 
 export function upload(file) {
@@ -58,6 +56,24 @@ export function upload(file) {
     body: file,
     headers: { "content-type": "application/octet-stream", "x-seecause-name": encodeURIComponent(file.name ?? "") },
   });
+}
+
+// A ZIP with a dataset; its name, number of images and classes.
+export function uploadData(file) {
+  return call("/api/data", { method: "POST", body: file, headers: { "x-seecause-name": encodeURIComponent(file.name) } });
+}
+
+// A result that a link names: {panel, action, request, answer}; null if the server has none.
+export async function result(id, { progress = () => {} } = {}) {
+  asking(1);
+  try {
+    return await over(await call(`/api/results/${id}`), progress, () => call(`/api/results/${id}`));
+  } catch (failure) {
+    if (failure instanceof Cancelled || failure.status === 404) return null;
+    throw failure;
+  } finally {
+    asking(-1);
+  }
 }
 
 export async function download(id) {
@@ -84,20 +100,33 @@ function asking(more) {
   document.documentElement.dataset.asking = String(open);
 }
 
-async function finished(panel, action, request, { slot = "", progress = () => {} }) {
-  let job = await call(`/api/run/${panel}/${action}`, {
+// `named(id)` is called with the id of a result that the server keeps.
+async function finished(panel, action, request, { slot = "", progress = () => {}, named = () => {} }) {
+  const job = await call(`/api/run/${panel}/${action}`, {
     method: "POST",
     body: JSON.stringify(request),
     headers: { "content-type": "application/json", "x-seecause-slot": slot && `${PAGE} ${slot}` },
   });
+  if (job.result) named(job.result);
+  const where = job.result ? `/api/results/${job.result}` : `/api/jobs/${job.job}`;
+  return (await over(job, progress, () => call(where))).answer;
+}
+
+// Asks again until a job is done; says how long it may still take.
+async function over(job, progress, again) {
+  let [began, reached] = [Date.now(), 0];
   const cancel = () => call(`/api/jobs/${job.job}`, { method: "DELETE" }).catch(() => {});
   while (job.state === "waiting" || job.state === "running") {
-    progress({ ...job, cancel });
-    job = await call(`/api/jobs/${job.job}`);
+    if (job.share < reached) began = Date.now(); // another part of the work
+    reached = job.share ?? 0;
+    const seconds = (Date.now() - began) / 1000;
+    const left = reached > 0.05 && reached < 1 && seconds > 2 ? (seconds * (1 - reached)) / reached : null;
+    progress({ ...job, left, cancel });
+    job = await again();
   }
   progress({ ...job, cancel: null });
   if (job.state === "cancelled") throw new Cancelled("cancelled");
-  return job.answer;
+  return job;
 }
 
 // Of many questions in a row only the latest matters: one is under way, the newest one waits.

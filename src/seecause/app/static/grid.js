@@ -20,8 +20,11 @@ export class PatchPicture {
     this.svg.setAttribute("preserveAspectRatio", "none");
     this.svg.setAttribute("aria-hidden", "true");
     this.paths = new Map();
+    this.sets = new Map(); // kind -> what setPatches was called with
     this.stack = h("div", { class: "stack touch", tabindex: "0", role: "application", "aria-label": label }, this.image, this.heat);
     this.stack.append(this.svg);
+    this.painting = onpaint !== null; // whether a finger paints; otherwise it scrolls the page
+    this.stack.classList.toggle("paints", this.painting);
     this.caption = h("figcaption", {}, caption);
     this.element = h("figure", { class: "patch-picture" }, this.caption, this.stack);
     this.listen();
@@ -33,6 +36,37 @@ export class PatchPicture {
     this.image.classList.toggle("pixelated", Math.max(height, width) <= 128);
     this.stack.style.setProperty("--ratio", `${width} / ${height}`);
     this.svg.setAttribute("viewBox", `0 0 ${columns} ${rows}`);
+    for (const [kind, [places, look]] of this.sets) this.setPatches(kind, places, look); // the grid may be another
+  }
+
+  setPainting(on) {
+    this.painting = on;
+    this.stack.classList.toggle("paints", on);
+  }
+
+  // A handle that wipes the map away: image on the left of it, map on the right.
+  addWipe() {
+    const line = h("span", { class: "wipe-line", "aria-hidden": "true" });
+    this.wipe = h("input", { type: "range", class: "wipe", min: "0", max: "100", value: "50", "aria-label": "Wipe between image and map" });
+    this.setWipe = (value) => {
+      this.wipe.value = value;
+      this.stack.style.setProperty("--wipe", `${value}%`);
+    };
+    this.wipe.addEventListener("input", () => this.setWipe(this.wipe.value));
+    this.stack.classList.add("wiped");
+    this.stack.append(line);
+    this.element.append(this.wipe);
+    this.setWipe(50);
+    const follow = (event) => {
+      const box = this.stack.getBoundingClientRect();
+      this.setWipe(Math.round(Math.min(100, Math.max(0, (100 * (event.clientX - box.left)) / box.width))));
+    };
+    this.stack.addEventListener("pointerdown", (event) => {
+      if (this.painting || event.button !== 0) return;
+      this.stack.setPointerCapture(event.pointerId);
+      follow(event);
+    });
+    this.stack.addEventListener("pointermove", (event) => { if (!this.painting && event.buttons === 1) follow(event); });
   }
 
   // No picture, until there is one again.
@@ -50,6 +84,7 @@ export class PatchPicture {
 
   // A named set of patches: `kind` is its class (brush, enough, needed, one, other, cursor).
   setPatches(kind, places, { fill = false } = {}) {
+    this.sets.set(kind, [places, { fill }]);
     if (!this.paths.has(kind)) this.paths.set(kind, this.newPaths(kind, fill));
     const inside = places.filter((place) => place < this.rows * this.columns);
     const line = fill ? this.squares(inside) : this.outline(inside);
@@ -120,11 +155,11 @@ export class PatchPicture {
     this.stack.addEventListener("pointermove", (event) => {
       const place = this.placeAt(event);
       if (place !== this.cursor) this.point(place);
-      if (last !== null && this.onpaint && place !== last) paint(event, false);
+      if (last !== null && this.painting && place !== last) paint(event, false);
     });
     this.stack.addEventListener("pointerleave", () => { if (last === null) this.point(null); });
     this.stack.addEventListener("pointerdown", (event) => {
-      if (!this.onpaint || event.button !== 0) return;
+      if (!this.painting || event.button !== 0) return;
       this.stack.setPointerCapture(event.pointerId);
       paint(event, true);
     });
@@ -147,12 +182,35 @@ export class PatchPicture {
     if (event.key in moves) {
       event.preventDefault();
       const next = this.cursor === null ? place : moves[event.key];
-      if (event.shiftKey && this.onpaint) this.onpaint([next], { first: false, key: true });
+      if (event.shiftKey && this.painting) this.onpaint([next], { first: false, key: true });
       this.point(next);
-    } else if ((event.key === " " || event.key === "Enter") && this.onpaint && this.cursor !== null) {
+    } else if ((event.key === " " || event.key === "Enter") && this.painting && this.cursor !== null) {
       event.preventDefault();
       this.onpaint([place], { first: true, key: true });
     }
+  }
+
+  // Patches `from` of another picture drawn at `places` of this one.
+  paste(other, from, places) {
+    this.pasted ??= h("canvas", { class: "pasted" });
+    if (!this.pasted.isConnected) this.image.after(this.pasted);
+    const [wide, high] = [other.image.naturalWidth / other.columns, other.image.naturalHeight / other.rows];
+    Object.assign(this.pasted, { width: wide * this.columns, height: high * this.rows });
+    const canvas = this.pasted.getContext("2d");
+    places.forEach((place, index) => {
+      const [column, row] = [from[index] % other.columns, Math.floor(from[index] / other.columns)];
+      canvas.drawImage(other.image, column * wide, row * high, wide, high, (place % this.columns) * wide, Math.floor(place / this.columns) * high, wide, high);
+    });
+  }
+
+  // The patches around one, with itself.
+  around(place) {
+    const [row, column] = [Math.floor(place / this.columns), place % this.columns];
+    const near = [];
+    for (let r = Math.max(0, row - 1); r <= Math.min(this.rows - 1, row + 1); r += 1) {
+      for (let c = Math.max(0, column - 1); c <= Math.min(this.columns - 1, column + 1); c += 1) near.push(r * this.columns + c);
+    }
+    return near;
   }
 
   where(place) {
@@ -200,7 +258,8 @@ export class HeadButtons {
       button.textContent = value === null ? "" : reach < 0.1 || reach >= 1000 ? short(value) : value.toFixed(3).replace("-", "−");
       button.title = `layer ${layer}, head ${head}: ${short(value)}${value === null ? "" : words(layer, head)}`;
       button.setAttribute("aria-pressed", String(pressed.includes(place)));
-      button.setAttribute("aria-label", `${button.title}${pressed.includes(place) ? `, ${this.word}` : ""}`);
+      const read = button.textContent || "–"; // the name holds what is written on the button
+      button.setAttribute("aria-label", `layer ${layer}, head ${head}: ${read}${value === null ? "" : words(layer, head)}${pressed.includes(place) ? `, ${this.word}` : ""}`);
     }
   }
 }

@@ -1,16 +1,16 @@
 // Ask: a picture, a question, the answer. A click on a word shows the heads and image tokens behind
-// it; a click on a head blinds it, and the new answer is heard.
+// it; a click on a head hides the image from it, and the model answers again.
 
 import { latest } from "./api.js";
 import { HeadButtons, PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, field, h, same, scaleOf, short, toggled, whenChanged } from "./parts.js";
+import { Answers, JobBar, copyButtons, field, h, same, scaleOf, short, toggled, whenChanged } from "./parts.js";
 
-const defaults = { picture: "s3", question: "Which critter is this?", position: 0, blind: [] };
+const defaults = { question: "Which critter is this?", position: 0, blind: [] };
 const LONGEST = 300; // letters of a question
 
 function mount(root, tools) {
   const mine = () => tools.state().ask;
-  const asked = () => ({ model: tools.state().model, picture: mine().picture, question: mine().question.slice(0, LONGEST) });
+  const asked = () => ({ model: tools.state().model, picture: tools.state().image, question: mine().question.slice(0, LONGEST) });
   const word = () => ({ ...asked(), position: mine().position ?? 0 });
   const width = () => Math.max(...tools.model().heads);
   const request = () => ({ ...word(), blind: mine().blind.filter((place) => place < width() * tools.model().layers) });
@@ -21,7 +21,6 @@ function mount(root, tools) {
   const job = new JobBar();
   const traceJob = new JobBar();
   const hearJob = new JobBar();
-  const chooser = new Chooser(tools.hello, { onchoose: (picture) => tools.set({ picture, position: 0 }) });
   const question = h("textarea", { rows: "3", maxlength: String(LONGEST), onkeydown: (event) => {
     if (event.key !== "Enter" || event.shiftKey) return;
     event.preventDefault();
@@ -33,27 +32,28 @@ function mount(root, tools) {
   const picture = new PatchPicture({ label: "Image tokens: what each brings to the word", onhover: hover });
   const read = h("output", { class: "hover-read" });
   const scale = h("div", { class: "scale" });
-  const grid = new HeadButtons("blind", (place) => tools.set({ blind: toggled(mine().blind, place) }));
+  const grid = new HeadButtons("hidden from", (place) => tools.set({ blind: toggled(mine().blind, place) }));
   const legend = h("p", { class: "small" });
-  const clear = h("button", { type: "button", class: "plain", onclick: () => tools.set({ blind: [] }) }, "All see");
-  const enough = h("button", { type: "button", class: "plain", onclick: () => tools.set({ blind: traced.enough }) }, "Blind those that are enough");
+  const clear = h("button", { type: "button", class: "plain", onclick: () => tools.set({ blind: [] }) }, "Reset");
+  const enough = h("button", { type: "button", class: "plain", onclick: () => tools.set({ blind: traced.enough }) }, "Hide the image from key heads");
   const top = h("table", { class: "path-table top-heads" });
   const heard = h("p", { class: "spoken", "aria-live": "polite" });
   const finding = h("p", { class: "finding" });
-  const before = new Answers("All heads see", "as the model is");
-  const after = new Answers("Some blind", "click heads in the grid");
+  const before = new Answers("All heads see the image", "the model as it is");
+  const after = new Answers("Image hidden from some heads", "click heads in the grid");
 
+  const copying = copyButtons(tools, () => tools.ask("copy", request()));
   root.append(h("div", { class: "layout" },
-    h("aside", { class: "side", "aria-label": "Settings" }, chooser.element, field("question", question), button, unknown),
+    h("aside", { class: "side", "aria-label": "Settings" }, field("question", question), button, unknown),
     h("div", { class: "work" },
       h("h2", {}, "Answer"), spoken, job.error, job.element,
       h("div", { class: "heads-top" },
         h("section", { class: "heads-grid" }, h("div", { class: "toolbar" }, clear, enough), h("div", { class: "scroll" }, grid.element), legend),
-        h("div", { class: "heads-picture" }, picture.element, scale, read)),
+        h("div", { class: "heads-picture" }, picture.element, scale, read, h("p", { class: "small" }, "A square is an image token, not a pixel: it also carries what the tower read around it."))),
       traceJob.error, traceJob.element, top,
-      h("h2", {}, "Answer with blind heads"), heard, hearJob.error, hearJob.element,
+      h("h2", {}, "Answer with the image hidden from some heads"), heard, hearJob.error, hearJob.element,
       h("div", { class: "stage-answers two" }, before.element, after.element),
-      finding, copyButtons(() => tools.ask("copy", request())))));
+      finding, copying)));
 
   function send() {
     const text = question.value.trim();
@@ -75,14 +75,14 @@ function mount(root, tools) {
     grid.colour(traced?.heads ?? null, mine().blind, { framed: traced?.enough, words: (layer, head) => ` ± ${short(traced.errors[layer][head])}` });
     clear.disabled = mine().blind.length === 0;
     enough.disabled = !traced;
-    legend.textContent = traced ? `Each head's share of the picture's effect on “${traced.word.trim()}” (${short(traced.span)} logits), other heads seeing the picture or an average one by lot; R² on unseen masks ${traced.r2.toFixed(2)}. Framed: the ${traced.enough.length} that alone bring more than 80 %. Pressed heads are blind.` : "";
+    legend.textContent = traced ? `How much each head carries of the image’s effect on “${traced.word.trim()}” (${short(traced.span)} logits); R² on unseen masks ${traced.r2.toFixed(2)}. Framed: the ${traced.enough.length} key heads, which alone bring more than 80 %. The image is hidden from pressed heads: they attend to an average image.` : "";
   }
 
   function showTop() {
     const rows = traced ? traced.top.map(({ layer, head, value, error, words }) => h("tr", {},
       h("th", { scope: "row" }, `layer ${layer}, head ${head}`), h("td", { class: "count" }, `${short(value)} ± ${short(error)}`), h("td", {}, words.join(", ")))) : [];
     top.hidden = rows.length === 0;
-    top.replaceChildren(h("caption", {}, "The heads that bring most: value ± standard error, and what some would say on their own"), h("tbody", {}, rows));
+    top.replaceChildren(h("caption", {}, "The heads that carry most: value ± standard error, and the words that some write on their own"), h("tbody", {}, rows));
   }
 
   function forget() {
@@ -95,7 +95,7 @@ function mount(root, tools) {
   }
 
   const answering = latest(async () => {
-    answer = (await job.watch((progress) => tools.ask("answer", asked(), { slot: "answer", progress }))) ?? null;
+    answer = (await job.watch((progress) => tools.ask("answer", asked(), { slot: "answer", progress: (job) => { progress(job); if (job.words && job.cancel) spoken.replaceChildren(job.words); } }))) ?? null;
     if (!answer) {
       picture.clear();
       spoken.replaceChildren();
@@ -103,7 +103,7 @@ function mount(root, tools) {
       return;
     }
     picture.setPicture(answer.picture, answer.grid, answer.size);
-    picture.caption.textContent = `${answer.name}`;
+    picture.caption.textContent = answer.name;
     unknown.textContent = answer.unknown.length ? `The model does not know these words: ${answer.unknown.join(", ")}.` : "";
     words();
   });
@@ -130,18 +130,18 @@ function mount(root, tools) {
       after.say("no answer");
       return;
     }
-    heard.textContent = next.words.map((piece) => piece.trim()).join(" ") || "(it says nothing)";
+    heard.textContent = next.words.map((piece) => piece.trim()).join(" ") || "(no words)";
     before.show(next.before);
     after.show(next.after);
-    after.say(next.blind ? `${next.blind} ${next.blind === 1 ? "head" : "heads"} blind` : "click heads in the grid");
-    finding.textContent = !next.blind ? "Bars: the likeliest words at the place of the chosen one."
-      : next.same ? "The same answer, though these heads saw an average picture." : "Another answer: these heads saw an average picture.";
+    after.say(next.blind ? `hidden from ${next.blind} ${next.blind === 1 ? "head" : "heads"}` : "click heads in the grid");
+    finding.textContent = !next.blind ? "Bars: the most probable words at the position of the chosen one."
+      : next.same ? "The same answer, though the image is hidden from these heads." : "Another answer, because the image is hidden from these heads.";
   });
 
   const when = whenChanged();
   function update() {
-    chooser.choose(mine().picture);
-    when("grid", tools.state().model, () => grid.build(tools.model()));
+    copying.update();
+        when("grid", tools.state().model, () => grid.build(tools.model()));
     when("question", mine().question, () => { question.value = mine().question; });
     when("answer", asked(), () => answering());
     when("word", word(), () => tracing());
@@ -153,4 +153,4 @@ function mount(root, tools) {
   return { update };
 }
 
-export const panel = { defaults, mount };
+export const panel = { defaults, perImage: ["position"], mount };

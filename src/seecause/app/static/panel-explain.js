@@ -1,157 +1,210 @@
-// Explain: maps side by side, a brush whose answers move, enough and needed, pairs of regions.
+// Explain: the image and its best map under a wipe handle, one sentence, and one button that changes
+// the image so that the prediction shows what it depends on. A brush asks the same of any patches.
 
 import { latest } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, field, h, inGrid, same, scaleOf, segmented, select, short, slider, stroked, whenChanged } from "./parts.js";
+import { Answers, JobBar, classPicker, copyButtons, details, field, firstName, h, inGrid, nextStep, percent, same, scaleOf, segmented, select, slider, stroked, whenChanged } from "./parts.js";
 
 const BLANKS = [["white", "white"], ["black", "black"], ["mean", "mean colour"], ["noise", "noise"], ["blur-noise", "soft noise"]];
 const TAILS = [
-  ["", "as the model wants it"], ["source", "patches stay as they were"], ["patched", "patches are computed again"],
-  ["blank", "patches become the blank's"], ["all", "everything is computed again"],
+  ["", "default"], ["source", "patches stay as they were"], ["patched", "patches are computed again"],
+  ["blank", "patches become the fill's"], ["all", "everything is computed again"],
 ];
-const TOOLS = [["brush", "Brush"], ["erase", "Erase"], ["pair", "Two regions"]];
-const OTHERS = ["legrad", "rollout", "ixg+", "grad-cam", "integrated-gradients", "attcat", "tam", "bt", "raw-attention", "caap+mosaic", "rise"];
+const TOOLS = [["wipe", "Wipe"], ["brush", "Brush"], ["erase", "Erase"], ["pair", "Two regions"]];
 
-const defaults = {
-  picture: "s0", target: null, methods: "caap,mosaic", patches: [], tool: "brush",
-  blank: "white", tail: "", first: 0, last: null, one: [], other: [], evidence: false,
-};
+// `shown`: "" the image, "erased" the image without the patches that the map marks, or a number: the
+// object on that background
+const defaults = { target: null, shown: "", patches: [], tool: "wipe", blank: "white", tail: "", first: 0, last: null, one: [], other: [] };
+const perImage = ["shown", "patches", "one", "other"];
 
 function mount(root, tools) {
   const mine = () => tools.state().explain;
-  const names = () => mine().methods.split(",").filter(Boolean);
+  const on = () => ({ model: tools.state().model, picture: tools.state().image });
   const common = () => {
-    const { picture, target, blank, tail, first, last } = mine();
+    const { target, blank, tail, first, last } = mine();
     const layers = tools.model().layers ?? 0;
-    return { model: tools.state().model, picture, target, blank, tail: tail || null, first: Math.min(first, layers), last: last === null ? null : Math.min(last, layers) };
+    return { ...on(), target, blank, tail: tail || null, first: Math.min(first, Math.max(layers - 1, 0)), last: last === null ? null : Math.min(last, layers) };
   };
   const brushed = () => ({ ...common(), patches: inGrid(mine().patches, tools.model()) });
   const regions = () => ({ ...common(), one: inGrid(mine().one, tools.model()), other: inGrid(mine().other, tools.model()) });
-  const weighed = () => ({ ...common(), method: names()[0] ?? "caap" });
+  const marked = () => ({ ...on(), target: mine().target });
 
-  // the picture, its tools and its answers
-  const stage = new PatchPicture({ label: "The picture. Arrow keys move over patches, space brushes, with shift the brush stays down.", onhover: hover, onpaint: paint });
-  const whole = new Answers("Whole picture", "as the model takes it");
-  const only = new Answers("Only these", "brush some patches");
-  const without = new Answers("Without these", "brush some patches");
+  let plain = null; // what the model predicts for the image
+  let map = null; // the map that predicts best here, and what was tried beside it
+  let moved = null; // the object on other backgrounds
+
+  const stage = new PatchPicture({ label: "The image. Arrow keys move over patches; while the brush is on, space brushes.", onpaint: paint, onhover: hover });
+  stage.addWipe();
+  const read = h("output", { class: "hover-read" });
+  const scale = h("div", { class: "scale" });
+  const sentence = h("p", { class: "headline", role: "status" });
+  const act = h("button", { type: "button", class: "go", onclick: change }, "Change the background");
+  const back = h("button", { type: "button", onclick: () => tools.set({ shown: "" }) }, "Back to the image");
+  const then = h("p", { class: "then", role: "status" });
+  const whole = new Answers("Prediction");
+  const only = new Answers("Only these patches");
+  const without = new Answers("Without these patches");
   const job = new JobBar();
-  const buttons = segmented("What the pointer does", TOOLS, (tool) => tools.set({ tool }));
+  const mapJob = new JobBar();
+  const buttons = segmented("What the pointer does", TOOLS, (tool) => tools.set({ tool, shown: "" }));
   const clear = h("button", { type: "button", class: "plain", onclick: () => tools.set({ patches: [], one: [], other: [] }) }, "Clear");
   const invert = h("button", { type: "button", class: "plain", onclick: () => {
     const before = new Set(mine().patches);
-    const every = stage.rows * stage.columns;
-    tools.set({ patches: Array.from({ length: every }, (_, place) => place).filter((place) => !before.has(place)) });
+    tools.set({ patches: Array.from({ length: stage.rows * stage.columns }, (_, at) => at).filter((at) => !before.has(at)) });
   } }, "Invert");
-  const sets = h("button", { type: "button", class: "plain", "aria-pressed": "false", onclick: () => tools.set({ evidence: !mine().evidence }) }, "Enough and needed");
-  const together = h("div", {}); // what two regions cause
-  const weights = h("div", {}); // what is enough, and what is needed
-  const words = h("div", { class: "finding", "aria-live": "polite" }, together, weights);
-  const read = h("output", { class: "hover-read" });
+  const together = h("div", { class: "finding", "aria-live": "polite" });
+  const brushCards = h("div", { class: "stage-answers two" }, only.element, without.element);
 
-  // settings
-  const chooser = new Chooser(tools.hello, { onchoose: (picture) => tools.set({ picture, patches: [], one: [], other: [] }) });
-  const classes = select([], { onchange: (value) => tools.set({ target: value === "" ? null : +value }) });
+  const classes = classPicker((target) => tools.set({ target }));
   const blank = select(BLANKS, { onchange: (value) => tools.set({ blank: value }) });
   const tail = select(TAILS, { onchange: (value) => tools.set({ tail: value }) });
   const layerWord = (layer) => (layer === 0 ? "embedding" : `block ${layer}`);
-  const first = slider("first layer", { max: 12, value: 0, text: layerWord, oninput: (value) => tools.set({ first: value, last: mine().last === null ? null : Math.max(value, mine().last) }) });
-  const last = slider("last layer", { max: 12, value: 12, text: layerWord, oninput: (value) => tools.set({ last: value, first: Math.min(value, mine().first) }) });
-  const more = select([["", "add a map …"], ...["caap", "mosaic", ...OTHERS].map((name) => [name, name])], {
-    "aria-label": "Add a map", onchange: (value) => {
-      more.value = "";
-      if (value && !names().includes(value)) tools.set({ methods: [...names(), value].join(",") });
-    },
-  });
-  const strip = h("div", { class: "map-strip" });
-  const maps = new Map(); // method -> {figure, picture, answer, job, key}
+  const first = slider("First layer", { max: 11, value: 0, text: layerWord, oninput: (value) => tools.set({ first: value, last: mine().last === null ? null : Math.max(value + 1, mine().last) }) });
+  const last = slider("Last layer", { min: 1, max: 12, value: 12, text: layerWord, oninput: (value) => tools.set({ last: value, first: Math.min(value - 1, mine().first) }) });
+  const copying = copyButtons(tools, () => tools.ask("copy", { ...brushed(), methods: map ? [map.best] : [] }));
 
   root.append(
-    h("div", { class: "layout" },
-      h("aside", { class: "side", "aria-label": "Settings" },
-        chooser.element,
-        field("class explained", classes),
-        h("details", { class: "settings", open: true }, h("summary", {}, "How patches are put in"),
-          h("div", {}, field("blank", blank), field("after the last layer", tail), first, last))),
-      h("div", { class: "work" },
-        h("div", { class: "stage" },
-          h("div", { class: "stage-picture" }, h("div", { class: "toolbar" }, buttons, clear, invert, sets), stage.element, read),
-          h("div", { class: "stage-answers" }, whole.element, only.element, without.element, job.error, job.element, words)),
-        h("div", { class: "strip-head" }, h("h2", {}, "Maps"), more),
-        strip,
-        copyButtons(() => tools.ask("copy", { ...brushed(), methods: names() })))),
-  );
-
-  const when = whenChanged();
-  let shown = ""; // model and picture on the page
-  let plain = null;
+    h("div", { class: "first" },
+      h("div", { class: "stage-picture" }, stage.element, scale),
+      h("div", { class: "says" }, sentence, h("div", { class: "buttons" }, act, back), then, job.error, job.element, mapJob.error, mapJob.element, whole.element)),
+    h("div", { class: "toolbar" }, buttons, clear, invert, read),
+    brushCards, together,
+    details("Advanced: how patches are tested", h("div", { class: "fields" }, classes, field("Fill hidden areas with", blank), field("Later layers", tail), first, last)),
+    nextStep(tools, "doubt", "Next: doubt this map"), copying);
 
   function hover(place) {
-    for (const { picture } of maps.values()) picture.setPatches("cursor", place === null ? [] : [place]);
     stage.setPatches("cursor", place === null ? [] : [place]);
-    for (const drawn of maps.values()) {
-      const lines = [];
-      if (place !== null && drawn.answer && drawn.picture.rows === stage.rows) {
-        const { by_class: rows, classes: named, values, label } = drawn.answer;
-        if (rows.length) rows.forEach((row, index) => lines.push([named[index], row[place]]));
-        else lines.push([label || "value", values[place]]);
-      }
-      if (!lines.length) drawn.values.replaceChildren(h("p", {}, "point at a patch: its value for each class"));
-      else drawn.values.replaceChildren(...lines.map(([name, value]) => h("div", {}, h("span", {}, name), h("b", {}, short(value)))));
-    }
-    read.textContent = place === null ? "" : `${stage.where(place)}${mine().patches.includes(place) ? ", brushed" : ""}`;
+    const drawn = map?.maps.find(({ method }) => method === map.best);
+    const value = place === null || !drawn || drawn.grid[0] !== stage.rows ? "" : `: ${drawn.values[place]}`;
+    read.textContent = place === null ? "" : `${stage.where(place)}${value}${mine().patches.includes(place) ? ", brushed" : ""}`;
     if (place !== null && document.activeElement === stage.stack) tools.say(read.textContent);
   }
 
   function paint(places, { first: begins, key }) {
     const { tool, patches, one, other } = mine();
+    if (tool === "wipe") return;
     if (tool === "pair") {
       if (!begins) return;
-      const region = around(places[0]);
-      if (!one.length || other.length) tools.set({ one: region, other: [] });
-      else tools.set({ other: region });
+      const region = stage.around(places[0]);
+      tools.set(!one.length || other.length ? { one: region, other: [] } : { other: region });
       return;
     }
     const after = stroked(patches, places, { first: begins, key, erase: tool === "erase" });
     if (after.length !== patches.length) tools.set({ patches: after });
   }
 
-  function around(place) {
-    const [row, column] = [Math.floor(place / stage.columns), place % stage.columns];
-    const near = [];
-    for (let r = Math.max(0, row - 1); r <= Math.min(stage.rows - 1, row + 1); r += 1) {
-      for (let c = Math.max(0, column - 1); c <= Math.min(stage.columns - 1, column + 1); c += 1) near.push(r * stage.columns + c);
-    }
-    return near;
+  // The primary button: the next background, those that change the prediction first; where the
+  // object is not known, the image without the patches that the map marks.
+  function change() {
+    const ways = order();
+    const at = ways.indexOf(mine().shown);
+    tools.set({ shown: ways[(at + 1) % ways.length] ?? "", tool: "wipe" });
+  }
+
+  function order() {
+    if (!moved?.tiles.length) return map ? ["erased"] : [];
+    const good = moved.tiles.map((tile, index) => [tile, `${index}`]).filter(([tile]) => !tile.bad);
+    const rank = ([tile]) => (tile.answer === moved.plain.find(({ leads }) => leads).name ? 1 : 0);
+    return good.sort((one, two) => rank(one) - rank(two)).map(([, index]) => index);
   }
 
   const look = latest(async () => {
-    const { model, picture } = common();
-    const key = `${model} ${picture}`;
-    const answer = await job.watch((progress) => tools.ask("look", { model, picture }, { slot: "look", progress }));
-    if (!answer) {
-      shown = "";
-      stage.clear();
-      whole.clear();
+    const asked = on();
+    plain = map = moved = null;
+    stage.setHeat("");
+    draw();
+    const answer = await job.watch((progress) => tools.ask("look", asked, { slot: "look", progress }));
+    if (!answer || !same(asked, on())) {
+      if (!answer) stage.clear();
       return;
     }
     plain = answer;
-    shown = key;
-    stage.setPicture(answer.picture, answer.grid, answer.size);
-    stage.caption.textContent = answer.name;
-    for (const drawn of maps.values()) drawn.picture.setPicture(answer.picture, answer.grid, answer.size);
-    fillClasses();
-    whole.show(answer.answers, mine().target ?? answer.predicted);
-    marks();
+    draw();
   });
+
+  const mapping = latest(async () => {
+    const asked = { ...common() };
+    map = null;
+    stage.setHeat("");
+    const answer = await mapJob.watch((progress) => tools.ask("compare", asked, { panel: "doubt", slot: "compare", progress }));
+    if (!answer || !same(asked, common())) return;
+    map = answer;
+    draw();
+  });
+
+  const moving = latest(async () => {
+    const asked = on();
+    moved = null;
+    const answer = await mapJob.watch((progress) => tools.ask("place", asked, { panel: "test", slot: "place", progress }));
+    if (!answer || !same(asked, on())) return;
+    moved = answer;
+    draw();
+  });
+
+  // Everything that follows from what was answered so far.
+  function draw() {
+    act.disabled = !(moved?.tiles.length || (moved && map));
+    if (!plain) {
+      sentence.textContent = then.textContent = "";
+      whole.clear();
+      return;
+    }
+    const { shown } = mine();
+    const tile = shown === "" || shown === "erased" ? null : moved?.tiles[+shown];
+    const erased = shown === "erased" ? map?.erased : null;
+    const best = map?.maps.find(({ method }) => method === map.best);
+    stage.setPicture(tile?.picture ?? erased?.picture ?? plain.picture, plain.grid, plain.size);
+    stage.setHeat(shown === "" && best ? best.layer : "");
+    stage.caption.textContent = tile ? `on the background of ${tile.background}` : erased ? "without the marked tenth" : plain.name;
+    stage.element.classList.toggle("changed", Boolean(tile || erased));
+    scale.replaceChildren(...(shown === "" && best ? scaleOf(best, `${best.method}, the map that predicts best on this image`) : []));
+    const [lead] = plain.answers;
+    const name = firstName(plain.answers.find(({ class: index }) => index === plain.predicted)?.name ?? lead.name);
+    sentence.replaceChildren("The model says ", h("b", {}, name), `, ${percent(lead.probability)}. `, looksAt());
+    if (plain.truth && plain.truth !== lead.name) sentence.append(h("span", { class: "wrong" }, ` The data says ${firstName(plain.truth)}.`));
+    whole.title.textContent = tile ? "Prediction on this background" : erased ? "Prediction without the marked tenth" : "Prediction";
+    whole.show(tile?.answers ?? erased?.answers ?? plain.answers, mine().target ?? plain.predicted);
+    act.textContent = moved?.missing ? "Hide what the map marks" : shown === "" ? "Change the background" : "Another background";
+    act.hidden = Boolean(erased);
+    back.hidden = shown === "";
+    then.textContent = tile ? background(tile) : erased ? hidden(erased) : "";
+  }
+
+  // How far it moves without the background, beside how far without the object.
+  function looksAt() {
+    const share = moved?.dependence;
+    if (share === null || share === undefined) return moved?.missing && map ? "The map marks what matters most." : "";
+    const where = share > 0.5 ? "It looks at the background" : share > 0.2 ? "It looks at the object and the background" : "It looks at the object";
+    return h("span", { title: "BIG / (FIG + BIG): how far the prediction moves without the background, of how far it moves without background or object" }, `${where} (dependence on background ${percent(share)}).`);
+  }
+
+  function background(tile) {
+    const name = moved.plain.find(({ leads }) => leads).name;
+    const good = moved.tiles.filter(({ bad }) => !bad);
+    const changed = good.filter(({ answer }) => answer !== name).length;
+    const now = tile.answer === name ? `It still says ${firstName(tile.answer)}` : `Now it says ${firstName(tile.answer)}`;
+    return `${now}, ${percent(tile.probability)}. The same ${moved.named ? firstName(moved.truth) : "object"}, another background: ${changed} of ${good.length} backgrounds change the prediction.`;
+  }
+
+  function hidden({ answers }) {
+    const now = answers.find(({ leads }) => leads);
+    const same = now.class === plain.predicted;
+    return `${same ? "It still says" : "Now it says"} ${firstName(now.name)}, ${percent(now.probability)}.`;
+  }
 
   const brushing = latest(async () => {
     const request = brushed();
     const many = request.patches.length;
+    brushCards.hidden = !many;
     const answer = many ? await job.watch((progress) => tools.ask("brush", request, { slot: "brush", progress })) : null;
     for (const [card, bars] of [[only, answer?.only], [without, answer?.without]]) {
       if (bars) card.show(bars, request.target ?? answer.predicted);
       else card.clear();
-      card.say(bars ? `${answer.patches} of ${stage.rows * stage.columns} patches` : many ? "no answer" : "brush some patches");
+      card.say(bars ? `${answer.patches} of ${stage.rows * stage.columns} patches` : "no answer");
+    }
+    if (answer) {
+      const lead = (bars) => { const { name, probability } = bars.find(({ leads }) => leads); return `${firstName(name)} ${percent(probability)}`; };
+      tools.say(`${answer.patches} patches brushed. Only these: ${lead(answer.only)}. Without these: ${lead(answer.without)}.`);
     }
   });
 
@@ -166,116 +219,44 @@ function mount(root, tools) {
     together.replaceChildren(...(answer ? [pairWords(answer)] : []));
   });
 
-  const weighing = latest(async () => {
-    const request = weighed();
-    forgetEvidence();
-    if (!mine().evidence) return;
-    const answer = await job.watch((progress) => tools.ask("evidence", request, { slot: "evidence", progress }));
-    if (!answer || !mine().evidence || !same(request, weighed())) return;
-    stage.setPatches("enough", answer.enough.exists ? answer.enough.patches : []);
-    stage.setPatches("needed", answer.needed.exists ? answer.needed.patches : []);
-    weights.replaceChildren(h("p", {}, h("span", { class: "key enough" }), answer.sentences[0]), h("p", {}, h("span", { class: "key needed" }), answer.sentences[1]));
-  });
-
-  function forgetEvidence() {
-    stage.setPatches("enough", []);
-    stage.setPatches("needed", []);
-    weights.replaceChildren();
-  }
-
-  function drawMaps() {
-    for (const [method, drawn] of maps) {
-      if (names().includes(method)) continue;
-      drawn.figure.remove();
-      maps.delete(method);
-    }
-    for (const method of names()) {
-      if (!maps.has(method)) maps.set(method, newMap(method));
-      const drawn = maps.get(method);
-      strip.append(drawn.figure);
-      const request = { ...common(), method };
-      const key = JSON.stringify(request);
-      if (drawn.key !== key) {
-        drawn.key = key;
-        drawn.answer = null;
-        drawn.figure.classList.add("stale");
-        drawn.draw();
-      }
-    }
-  }
-
-  function newMap(method) {
-    const picture = new PatchPicture({ label: `Map by ${method}. Arrow keys move over patches.`, onhover: hover });
-    const own = new JobBar();
-    const scale = h("div", { class: "scale" });
-    const values = h("div", { class: "patch-values" }, h("p", {}, "point at a patch: its value for each class"));
-    const close = h("button", { type: "button", class: "close", "aria-label": `remove the map by ${method}`, onclick: () => tools.set({ methods: names().filter((name) => name !== method).join(",") }) }, "×");
-    const seconds = h("span", { class: "small" });
-    const figure = h("article", { class: "map-card", "data-method": method }, h("header", {}, h("h3", {}, method), seconds, close), own.error, own.element, picture.element, scale, values);
-    const drawn = { figure, picture, values, answer: null, key: "" };
-    drawn.draw = latest(async () => {
-      const asked = drawn.key;
-      const answer = await own.watch((progress) => tools.ask("draw", { ...common(), method }, { slot: `draw ${method}`, progress }));
-      if (!answer || drawn.key !== asked) return;
-      drawn.answer = answer;
-      figure.classList.remove("stale");
-      if (plain) picture.setPicture(plain.picture, answer.grid, plain.size);
-      picture.setHeat(answer.layer);
-      picture.caption.textContent = answer.label ? `for ${answer.label}` : "";
-      picture.stack.title = answer.summary;
-      seconds.textContent = `${answer.seconds.toFixed(2)} s`;
-      scale.replaceChildren(...scaleOf(answer, answer.remark));
-    });
-    return drawn;
-  }
-
-  function fillClasses() {
-    const { classes: every } = tools.model();
-    when("classes", tools.state().model, () => classes.replaceChildren(h("option", { value: "" }, "the answer"), ...every.map((name, index) => h("option", { value: `${index}` }, name))));
-    classes.value = mine().target === null ? "" : `${mine().target}`;
-  }
-
-  function marks() {
-    const { patches, one, other, evidence, tool } = mine();
-    stage.setPatches("brush", patches, { fill: true });
-    stage.setPatches("brush-line", patches);
-    stage.setPatches("one", one);
-    stage.setPatches("other", other);
-    sets.setAttribute("aria-pressed", String(evidence));
-    buttons.choose(tool);
-  }
-
+  const when = whenChanged();
   function update(state) {
-    const { layers } = tools.model();
+    const { layers, classes: names } = tools.model();
     const { target, ...settings } = mine();
-    if (target !== null && target >= tools.model().classes.length) state.explain.target = null;
-    chooser.choose(settings.picture);
-    fillClasses();
+    if (target !== null && target >= names.length) state.explain.target = null;
+    classes.set(names, mine().target);
     blank.value = settings.blank;
     tail.value = settings.tail;
     first.hidden = last.hidden = tail.closest(".field").hidden = layers === undefined;
-    first.set(settings.first, layers);
+    first.set(settings.first, (layers ?? 1) - 1);
     last.set(settings.last ?? layers, layers);
     last.input.disabled = ["", "source"].includes(settings.tail);
-    marks();
-    const key = common();
-    if (shown !== `${key.model} ${key.picture}`) look();
-    else whole.show(plain.answers, mine().target ?? plain.predicted);
+    for (const name of ["one", "other"]) stage.setPatches(name, settings[name]);
+    stage.setPatches("brush", settings.patches, { fill: true });
+    stage.setPatches("brush-line", settings.patches);
+    buttons.choose(settings.tool);
+    stage.setPainting(settings.tool !== "wipe");
+    stage.element.classList.toggle("unwiped", settings.tool !== "wipe" || settings.shown !== "");
+    clear.hidden = !settings.patches.length && !settings.one.length;
+    invert.hidden = !settings.patches.length;
+    when("look", on(), look);
+    when("map", common(), mapping);
+    when("moved", on(), moving);
     when("brush", brushed(), brushing);
     when("pair", { ...regions(), tool: settings.tool }, pairing);
-    when("evidence", settings.evidence && weighed(), weighing);
-    drawMaps();
+    copying.update();
+    draw();
   }
 
   return { update };
 }
 
 function pairWords({ label, one, other, joint, interaction }) {
-  const verdict = Math.abs(interaction) < 0.05 * Math.max(Math.abs(joint), 0.1) ? "they add up"
-    : interaction > 0 ? "they need each other" : "each will do without the other";
+  const verdict = Math.abs(interaction) < 0.05 * Math.max(Math.abs(joint), 0.1) ? "No interaction: effects add"
+    : interaction > 0 ? "They need each other" : "Each does without the other";
   const number = (value) => `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(2)}`;
-  return h("p", {}, `For ${label}, in logits: the first region alone `, h("b", {}, number(one)), ", the second alone ", h("b", {}, number(other)),
-    ", both ", h("b", {}, number(joint)), ". More than their sum: ", h("b", { class: "interaction" }, number(interaction)), `; ${verdict}.`);
+  return h("p", {}, h("b", {}, verdict), `. For ${firstName(label)}, in logits: first region `, number(one), ", second ", number(other),
+    ", both ", number(joint), ", interaction ", h("b", { class: "interaction" }, number(interaction)), ".");
 }
 
-export const panel = { defaults, mount };
+export const panel = { defaults, perImage, mount };

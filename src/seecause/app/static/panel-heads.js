@@ -3,14 +3,14 @@
 
 import { latest } from "./api.js";
 import { HeadButtons, PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, barRow, copyButtons, field, h, inGrid, same, saveFile, scaleOf, select, stroked, toggled, whenChanged } from "./parts.js";
+import { Answers, JobBar, barRow, classPicker, copyButtons, field, h, inGrid, same, saveFile, scaleOf, select, stroked, toggled, whenChanged } from "./parts.js";
 
-const SCORES = [["answer", "what the answer loses without it"], ["background", "what the background's part loses"], ["object", "what the object's part loses"]];
-const defaults = { picture: "s8", target: null, by: "answer", off: [], brushed: [], maps: true };
+const SCORES = [["answer", "loss of the prediction without it"], ["background", "loss of the background’s effect"], ["object", "loss of the object’s effect"]];
+const defaults = { target: null, by: "answer", off: [], brushed: [], maps: true };
 
 function mount(root, tools) {
   const mine = () => tools.state().heads;
-  const common = () => ({ model: tools.state().model, picture: mine().picture, target: mine().target, brushed: inGrid(mine().brushed, tools.model()) });
+  const common = () => ({ model: tools.state().model, picture: tools.state().image, target: mine().target, brushed: inGrid(mine().brushed, tools.model()) });
   const scored = () => ({ ...common(), brushed: mine().by === "answer" ? [] : common().brushed, by: mine().by });
   const mapped = () => ({ ...request(), brushed: [] });
   const request = () => ({ ...common(), off: mine().off.filter((place) => place < width() * tools.model().layers) });
@@ -18,13 +18,12 @@ function mount(root, tools) {
 
   const job = new JobBar();
   const mapJob = new JobBar();
-  const chooser = new Chooser(tools.hello, { onchoose: (picture) => tools.set({ picture, brushed: [] }) });
-  const classes = select([], { onchange: (value) => tools.set({ target: value === "" ? null : +value }) });
+  const classes = classPicker((target) => tools.set({ target }));
   const by = select(SCORES, { onchange: (value) => tools.set({ by: value }) });
-  const picture = new PatchPicture({ label: "The picture. Space brushes patches of the object, if the data does not know it.", onpaint: paint });
+  const picture = new PatchPicture({ label: "The image. Space brushes patches of the object, where the data has no mask.", onpaint: paint });
   const before = new Answers("All heads on", "as the model is");
   const after = new Answers("Some off", "click heads in the grid");
-  const share = h("div", { class: "answer-card share" }, h("h3", {}, "Background’s share"));
+  const share = h("div", { class: "answer-card share" }, h("h3", {}, "Dependence on background"));
   const shareBody = h("div", {});
   share.append(shareBody);
   const grid = new HeadButtons("off", (place) => tools.set({ off: toggled(mine().off, place) }));
@@ -37,9 +36,9 @@ function mount(root, tools) {
   const pictures = { before: new PatchPicture({ label: "CAAP with all heads", caption: "all heads on" }), after: new PatchPicture({ label: "CAAP without the heads", caption: "these heads at zero" }) };
   const scale = h("div", { class: "scale" });
 
-  const missing = h("p", { class: "notice", role: "alert", hidden: true }, "This model has no attention heads; choose a transformer.");
+  const copying = copyButtons(tools, () => tools.ask("copy", request()));
   const layout = h("div", { class: "layout" },
-    h("aside", { class: "side", "aria-label": "Settings" }, chooser.element, field("class explained", classes)),
+    h("aside", { class: "side", "aria-label": "Settings" }, classes),
     h("div", { class: "work" },
       h("div", { class: "heads-top" },
         h("section", { class: "heads-grid" }, h("div", { class: "toolbar" }, field("colour", by), clear, worst), h("div", { class: "scroll" }, grid.element), legend),
@@ -49,8 +48,8 @@ function mount(root, tools) {
       h("div", { class: "strip-head" }, h("h2", {}, "Maps before and after")), mapJob.error, mapJob.element,
       h("div", { class: "map-strip" }, Object.values(pictures).map((part) => h("article", { class: "map-card" }, part.element)), scale),
       h("div", { class: "buttons export" }, save, saved),
-      copyButtons(() => tools.ask("copy", request()))));
-  root.append(missing, layout);
+      copying));
+  root.append(layout);
 
   let scores = null;
 
@@ -68,7 +67,7 @@ function mount(root, tools) {
   function colour() {
     grid.colour(scores?.values ?? null, mine().off);
     worst.disabled = !scores;
-    legend.textContent = scores ? `Orange: ${scores.by === "answer" ? "the answer" : `the ${scores.by}'s part`} loses so much (${scores.unit}) without the head; blue: it gains. Pressed heads are off.` : "";
+    legend.textContent = scores ? `Orange: ${scores.by === "answer" ? "the prediction" : `the effect of the ${scores.by}`} loses so much (${scores.unit}) without the head; blue: it gains. Pressed heads are off.` : "";
   }
 
   const look = latest(async () => {
@@ -137,23 +136,19 @@ function mount(root, tools) {
 
   const when = whenChanged();
   function update() {
-    missing.hidden = tools.model().layers !== undefined;
-    layout.hidden = !missing.hidden;
-    if (layout.hidden) return;
+    copying.update();
     if (mine().target !== null && mine().target >= tools.model().classes.length) mine().target = null;
     const { model } = common();
     when("grid", model, () => {
       scores = null;
       grid.build(tools.model());
-      classes.replaceChildren(h("option", { value: "" }, "the answer"), ...tools.model().classes.map((name, index) => h("option", { value: `${index}` }, name)));
     });
-    classes.value = mine().target === null ? "" : `${mine().target}`;
+    classes.set(tools.model().classes, mine().target);
     by.value = mine().by;
-    chooser.choose(mine().picture);
-    marks();
+        marks();
     colour();
     save.disabled = mine().off.length === 0;
-    when("look", [model, mine().picture], look);
+    when("look", [model, tools.state().image], look);
     when("score", scored(), scoring);
     when("switch", request(), switching);
     when("maps", mapped(), mapping);
@@ -163,13 +158,13 @@ function mount(root, tools) {
 }
 
 function shares({ background }) {
-  if (!background) return [h("p", { class: "small" }, "Brush the object in the picture: the data does not know it.")];
+  if (!background) return [h("p", { class: "small" }, "Brush the object in the image: the data has no mask of it.")];
   const words = ["all heads on", "some off"];
   return [
     h("ol", { class: "answers" }, background.map(({ share }, index) =>
-      barRow(words[index], share === null ? "–" : share.toFixed(3), share ?? 0, index ? "explained" : ""))),
-    h("p", { class: "small" }, "BIG / (FIG + BIG): 0 is all object, 1 is all background."),
+      barRow(words[index], share === null ? "–" : `${(100 * share).toFixed(1)} %`, share ?? 0, index ? "explained" : ""))),
+    h("p", { class: "small" }, "BIG / (FIG + BIG): at 0 % only the object counts, at 100 % only the background. Switched-off heads are replaced with zeros."),
   ];
 }
 
-export const panel = { defaults, mount };
+export const panel = { defaults, perImage: ["brushed"], mount };

@@ -3,36 +3,36 @@
 
 import { latest } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, h, slider, toggled, whenChanged } from "./parts.js";
+import { Answers, JobBar, copyButtons, h, slider, toggled, whenChanged } from "./parts.js";
 
-const defaults = { picture: "s3", out: [], trusted: null };
+const defaults = { out: [], trusted: null };
 
 function mount(root, tools) {
   const mine = () => tools.state().parts;
-  const request = () => ({ model: tools.state().model, picture: mine().picture, out: mine().out, trusted: mine().trusted });
+  const request = () => ({ model: tools.state().model, picture: tools.state().image, out: mine().out, trusted: mine().trusted });
 
   let answer = null;
   let fractions = [];
 
   const job = new JobBar();
-  const chooser = new Chooser(tools.hello, { onchoose: (picture) => tools.set({ picture }) });
-  const picture = new PatchPicture({ label: "The picture in the colours of its parts. Space switches the part of a patch.", caption: "its parts", onpaint: paint, onhover: hover });
-  const seen = new PatchPicture({ label: "What the answer is read from", caption: "what the answer is read from" });
+  const picture = new PatchPicture({ label: "The image in the colours of its parts. Space switches the part of a patch.", caption: "its parts", onpaint: paint, onhover: hover });
+  const seen = new PatchPicture({ label: "What the prediction is read from", caption: "what the prediction is read from" });
   const read = h("output", { class: "hover-read" });
   const boxes = h("fieldset", { class: "part-boxes" });
   const trust = slider("tokens that are trusted", { max: 1, value: 1, text: (step) => (fractions[step] ? `${Math.round(100 * fractions[step])} %` : "all"), oninput: (step) => tools.set({ trusted: fractions[step] ?? null }) });
   const before = new Answers("All parts", "as the network is");
-  const after = new Answers("As set", "untick a part, or click it in the picture");
+  const after = new Answers("As set", "untick a part, or click it in the image");
   const finding = h("p", { class: "finding", role: "status" });
   const note = h("p", { class: "small" });
 
+  const copying = copyButtons(tools, () => tools.ask("copy", request()));
   root.append(h("div", { class: "layout" },
-    h("aside", { class: "side", "aria-label": "Settings" }, chooser.element, boxes, trust),
+    h("aside", { class: "side", "aria-label": "Settings" }, boxes, trust),
     h("div", { class: "work" },
       h("div", { class: "two-pictures" }, h("div", {}, picture.element, read), seen.element),
       job.error, job.element,
       h("div", { class: "stage-answers two" }, before.element, after.element),
-      finding, copyButtons(() => tools.ask("copy", request())), note)));
+      finding, copying, note)));
 
   const toggle = (part) => tools.set({ out: toggled(mine().out, part) });
 
@@ -52,7 +52,7 @@ function mount(root, tools) {
       swatch.style.background = colour;
       const box = h("input", { type: "checkbox", onchange: () => toggle(part) });
       box.checked = !mine().out.includes(part);
-      return h("label", {}, box, swatch, h("span", {}, `part ${part}`), h("small", {}, patches ? `${patches} patches, votes for ${votes}` : "not in this picture"));
+      return h("label", {}, box, swatch, h("span", {}, `part ${part}`), h("small", {}, patches ? `${patches} patches, votes for ${votes}` : "not in this image"));
     }));
   }
 
@@ -74,8 +74,8 @@ function mount(root, tools) {
     before.show(answer.before);
     after.show(answer.after);
     const changed = out.length || trusted !== null;
-    after.say(changed ? `${out.length} ${out.length === 1 ? "part" : "parts"} out` + (trusted === null ? "" : `, ${Math.round(100 * trusted)} % of tokens trusted`) : "untick a part, or click it in the picture");
-    finding.textContent = answer.empty ? "Nothing is read: this answer says nothing about the picture." : `The answer is read from ${Math.round(100 * answer.share)} % of the patches.`;
+    after.say(changed ? `${out.length} ${out.length === 1 ? "part" : "parts"} out` + (trusted === null ? "" : `, ${Math.round(100 * trusted)} % of tokens trusted`) : "untick a part, or click it in the image");
+    finding.textContent = answer.empty ? "Nothing is read: this prediction says nothing about the image." : `The prediction is read from ${Math.round(100 * answer.share)} % of the patches.`;
     finding.dataset.share = answer.share.toFixed(4);
     note.textContent = answer.note;
     if (!boxes.contains(document.activeElement)) build();
@@ -91,8 +91,8 @@ function mount(root, tools) {
 
   const when = whenChanged();
   function update() {
-    chooser.choose(mine().picture);
-    when("look", request(), looking);
+    copying.update();
+        when("look", request(), looking);
   }
 
   return { update };

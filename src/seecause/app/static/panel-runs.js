@@ -12,13 +12,16 @@ function mount(root, tools) {
 
   const job = new JobBar();
   const list = h("div", { class: "run-list", role: "radiogroup", "aria-label": "Results" });
-  const none = h("p", { class: "notice", hidden: true }, "There are no results here. Start the server with some: ", h("code", {}, "seecause serve --runs FOLDER"), " (a folder that a command wrote, or one that holds such folders).");
+  const none = h("p", { class: "notice", hidden: true }, "Pages of earlier commands can be listed here, too: ", h("code", {}, "seecause serve --runs FOLDER"), " (a folder that a command wrote, or one that holds such folders).");
   const pages = select([], { onchange: (page) => tools.set({ page }) });
   const pagesField = field("page", pages);
   const apart = h("a", { target: "_blank", rel: "noopener" }, "Open in a new tab");
   const frame = h("iframe", { class: "run-page", sandbox: "allow-scripts", title: "The page of the result", hidden: true });
+  const kept = h("div", { class: "run-list kept" });
+  const head = h("h2", {}, "Results of this session");
+  const folders = h("h2", {}, "Folders of results");
   root.append(h("div", { class: "layout" },
-    h("aside", { class: "side", "aria-label": "Results" }, list),
+    h("aside", { class: "side", "aria-label": "Results" }, head, kept, folders, list),
     h("div", { class: "work" }, job.error, job.element, none, h("div", { class: "toolbar run-tools" }, pagesField, apart), frame)));
 
   const chosen = () => runs.find((run) => run.name === mine().run) ?? runs[0];
@@ -32,7 +35,8 @@ function mount(root, tools) {
 
   function show() {
     const run = chosen();
-    none.hidden = Boolean(run);
+    none.hidden = folders.hidden = Boolean(run);
+    folders.hidden = !run;
     pagesField.hidden = (run?.pages.length ?? 0) < 2;
     apart.hidden = frame.hidden = !run;
     if (!run) return;
@@ -53,12 +57,18 @@ function mount(root, tools) {
     const answer = await job.watch((progress) => tools.ask("listed", {}, { slot: "runs", progress }));
     if (!answer) return;
     runs = answer.runs;
+    kept.replaceChildren(...answer.kept.map(({ id, action, request, state, date }) => h("button", { type: "button", "data-result": id, onclick: () => {
+      const { data, masks, limit, model } = request;
+      Object.assign(tools.state().test, { data, masks, limit });
+      if (action === "audit") tools.state().test.result = id;
+      else Object.assign(tools.state().repair, { remedy: request.remedy, learn: request.learn, force: request.force, results: id });
+      tools.go(action === "audit" ? "test" : "repair", { model });
+    } }, h("b", {}, action === "audit" ? `Audit of ${request.model}` : `${request.model}: ${request.remedy}`), h("small", {}, `${request.data}, ${date}${state === "done" ? "" : ", running"}`))));
+    if (!answer.kept.length) kept.replaceChildren(h("p", { class: "small" }, "Audits and repairs are listed here."));
     build();
     show();
   });
-  listing();
-
-  return { update: () => show() };
+  return { update(state) { if (state.panel !== "runs") return; show(); listing(); } };
 }
 
-export const panel = { defaults, mount };
+export const panel = { defaults, noImage: true, mount };

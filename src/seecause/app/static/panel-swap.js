@@ -1,51 +1,53 @@
-// Swap: drag patches of A into B at some blocks, and watch both answers; find the shortest path.
+// Swap: drag patches of A into B at some blocks, and watch both answers; find the fewest patches that
+// flip B.
 
 import { latest } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, h, inGrid, same, segmented, slider, stroked, whenChanged } from "./parts.js";
+import { Answers, Chooser, JobBar, copyButtons, firstName, h, inGrid, percent, same, segmented, slider, stroked, whenChanged } from "./parts.js";
 
-const defaults = { a: "s0", b: "s4", patches: [], down: 0, across: 0, first: 0, last: null, tool: "move" };
+const defaults = { b: "s4", patches: [], down: 0, across: 0, first: 0, last: null, tool: "move" };
 const TOOLS = [["brush", "Brush in A"], ["erase", "Erase"], ["move", "Drag into B"]];
 
 function mount(root, tools) {
   const mine = () => tools.state().swap;
   const request = () => {
-    const { a, b, patches, down, across, first, last } = mine();
+    const { b, patches, down, across, first, last } = mine();
     const most = tools.model().layers - 1;
-    return { model: tools.state().model, a, b, patches: inGrid(patches, tools.model()), down, across, first: Math.min(first, most), last: last === null ? null : Math.min(last, most) };
+    return { model: tools.state().model, a: tools.state().image, b, patches: inGrid(patches, tools.model()), down, across, first: Math.min(first, most), last: last === null ? null : Math.min(last, most) };
   };
 
+  const id = (name) => (name === "a" ? tools.state().image : mine().b);
   const job = new JobBar();
   const sides = {
-    a: side("a", "Picture A", "A: arrow keys move over patches, space brushes the patch that goes into B."),
-    b: side("b", "Picture B", "B: arrow keys with shift move the patches that came from A."),
+    a: side("a", "Image A", "A: arrow keys move over patches, space brushes the patch that goes into B."),
+    b: side("b", "Image B", "B: arrow keys with shift move the patches that came from A."),
   };
   const buttons = segmented("What the pointer does in A", TOOLS, (tool) => tools.set({ tool }));
   const clear = h("button", { type: "button", class: "plain", onclick: () => tools.set({ patches: [], down: 0, across: 0 }) }, "Clear");
-  const back = h("button", { type: "button", class: "plain", onclick: () => tools.set({ down: 0, across: 0 }) }, "Put at its own place");
-  const find = h("button", { type: "button", class: "plain", onclick: () => seek() }, "Where does B’s answer become A’s?");
+  const back = h("button", { type: "button", class: "plain", onclick: () => tools.set({ down: 0, across: 0 }) }, "Reset position");
+  const find = h("button", { type: "button", class: "plain", onclick: () => seek() }, "Fewest patches of A that flip B");
   const layerWord = (layer) => `layer ${layer}`;
   const first = slider("first layer", { max: 11, value: 0, text: layerWord, oninput: (value) => tools.set({ first: value, last: mine().last === null ? null : Math.max(value, mine().last) }) });
   const last = slider("last layer", { max: 11, value: 11, text: layerWord, oninput: (value) => tools.set({ last: value, first: Math.min(value, mine().first) }) });
   const found = h("div", { class: "finding path", "aria-live": "polite" });
-  const missing = h("p", { class: "notice", role: "alert", hidden: true }, "Swapping patches needs a transformer; this model has no blocks.");
 
+  const copying = copyButtons(tools, () => tools.ask("copy", request()));
   const work = h("div", {},
     h("div", { class: "toolbar" }, buttons, clear, back),
     h("div", { class: "two" }, sides.a.element, sides.b.element),
     h("div", { class: "two sliders" }, first, last),
     job.error, job.element,
     h("div", { class: "seek" }, find, found),
-    copyButtons(() => tools.ask("copy", request())),
+    copying,
   );
-  root.append(missing, work);
+  root.append(work);
 
   function side(name, title, label) {
     const picture = new PatchPicture({ label, onpaint: name === "a" ? paintA : moveB });
     const plain = new Answers("As it is", "no patch exchanged");
     const swapped = new Answers(name === "a" ? "With B’s patches" : "With A’s patches", "drag a patch from A into B");
-    const chooser = new Chooser(tools.hello, { label: title, pastes: name === "a", onchoose: (id) => tools.set({ [name]: id }) });
-    const element = h("section", { class: "swap-side", "data-side": name }, h("h2", {}, title), chooser.element,
+    const chooser = name === "b" ? new Chooser(tools.hello, { label: title, opens: false, onchoose: (id) => tools.set({ b: id }) }) : null;
+    const element = h("section", { class: "swap-side", "data-side": name }, h("h2", {}, title), chooser?.element,
       h("div", { class: "swap-stage" }, picture.element, h("div", { class: "swap-answers" }, plain.element, swapped.element)));
     return { element, picture, plain, swapped, chooser, look: "" };
   }
@@ -111,7 +113,7 @@ function mount(root, tools) {
   const looks = { a: latest(() => look("a")), b: latest(() => look("b")) };
   async function look(name) {
     const { model } = request();
-    const picture = mine()[name];
+    const picture = id(name);
     const answer = await job.watch((progress) => tools.ask("look", { model, picture }, { panel: "explain", slot: `look ${name}`, progress }));
     if (!answer) {
       sides[name].picture.clear();
@@ -136,19 +138,19 @@ function mount(root, tools) {
       swapped.show(answer[name], answer[`predicted_${other}`]);
       swapped.say(answer.patches ? `${answer.patches} patches exchanged` : "drag a patch from A into B");
     }
-    sides.b.picture.setPatches("landing", answer?.places ?? [], { fill: true });
-    sides.b.picture.setPatches("landing-line", answer?.places ?? []);
+    sides.b.picture.paste(sides.a.picture, answer?.of ?? [], answer?.places ?? []);
+    sides.b.picture.setPatches("landing", answer?.places ?? []);
   });
 
-  // A path is one of these pictures; layers and patches move when it is shown.
-  const pair = () => [tools.state().model, mine().a, mine().b];
+  const pair = () => [tools.state().model, id("a"), id("b")];
   async function seek() {
-    const [asked, { last: stop }, of] = [request(), mine(), pair()];
+    const [asked, of] = [request(), pair()];
     found.replaceChildren();
     const answer = await job.watch((progress) => tools.ask("path", asked, { slot: "path", progress }));
     if (!answer || !same(of, pair())) return;
-    const use = (way) => tools.set({ patches: way.patches, first: way.first, last: stop, down: 0, across: 0 });
-    found.replaceChildren(...pathWords(answer, use));
+    const { patches, from, to, probability, order } = answer;
+    found.replaceChildren(h("p", {}, h("b", { class: "count" }, String(patches.length)), ` of ${tools.model().grid.reduce((x, y) => x * y)} patches of A, put on B, turn “${firstName(from)}” into “${firstName(to)}” (${percent(probability)}); ranked by ${order}. `,
+      h("button", { type: "button", class: "plain", onclick: () => tools.set({ patches, first: 0, last: 0, down: 0, across: 0 }) }, "Show")));
   }
 
   function marks() {
@@ -161,16 +163,14 @@ function mount(root, tools) {
 
   const when = whenChanged();
   function update() {
-    missing.hidden = tools.model().layers !== undefined;
-    work.hidden = !missing.hidden;
-    if (work.hidden) return;
+    copying.update();
     const most = tools.model().layers - 1;
     first.set(mine().first, most);
     last.set(mine().last ?? most, most);
     when("pair", pair(), () => found.replaceChildren());
     for (const name of ["a", "b"]) {
-      sides[name].chooser.choose(mine()[name]);
-      const key = `${tools.state().model} ${mine()[name]}`;
+      sides[name].chooser?.choose(id(name));
+      const key = `${tools.state().model} ${id(name)}`;
       if (sides[name].look !== key) {
         sides[name].look = key;
         looks[name]();
@@ -183,55 +183,4 @@ function mount(root, tools) {
   return { update };
 }
 
-function pathWords(answer, use) {
-  const { best, from, to, blocks, steps } = answer;
-  if (!best) return [h("p", {}, `No patches of A alone turn ${from} into ${to} at these blocks: what the class token has read by then decides.`)];
-  const many = (count) => `${count} ${count === 1 ? "patch" : "patches"}`;
-  const most = Math.max(...blocks.map((way) => way.count), 1);
-  return [
-    h("p", {}, "The shortest path from ", h("b", {}, from), " to ", h("b", {}, to), `: ${many(best.count)} of A, put in from layer ${best.first} on.`),
-    h("div", { class: "path-grid" },
-      h("table", { class: "path-table" }, h("caption", {}, "Fewest patches that do it, by the layer from which on they are put in"),
-        h("tbody", {}, blocks.map((way) => h("tr", { class: way.first === best.first ? "best" : "" },
-          h("th", { scope: "row" }, `layer ${way.first}`),
-          h("td", {}, bar(way.exists ? way.count / most : 0)),
-          h("td", { class: "count" }, way.exists ? String(way.count) : "not by patches"),
-          h("td", {}, way.exists ? h("button", { type: "button", class: "plain", onclick: () => use(way) }, "Show") : null))))),
-      h("figure", { class: "chart path-chart" }, h("figcaption", {}, `Patch by patch: logit of ${to} less that of ${from}`), line(steps.map((step) => step.contrast)))),
-  ];
-}
-
-// Values as a line over their places, with the zero that has to be crossed.
-function line(values) {
-  const [width, height, left, low, high] = [360, 170, 46, Math.min(...values, 0), Math.max(...values, 0)];
-  const x = (place) => left + ((width - left - 8) * place) / Math.max(values.length - 1, 1);
-  const y = (value) => 10 + ((height - 36) * (high - value)) / (high - low || 1);
-  const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `from ${values[0].toFixed(1)} to ${values.at(-1).toFixed(1)} with ${values.length - 1} patches` });
-  svg.append(
-    draw("line", { class: "base", x1: left, x2: width - 8, y1: y(0), y2: y(0) }),
-    draw("polyline", { class: "way", points: values.map((value, place) => `${x(place)},${y(value)}`).join(" ") }),
-    ...values.map((value, place) => draw("circle", { class: value > 0 ? "dot over" : "dot", cx: x(place), cy: y(value), r: values.length > 24 ? 1.8 : 3.2 })),
-    text("0", left - 6, y(0) + 4, "end"), text(values[0].toFixed(1).replace("-", "−"), left - 6, y(values[0]) + 4, "end"),
-    text("no patch", left, height - 6, "start"), text(`${values.length - 1} patches`, width - 8, height - 6, "end"));
-  return svg;
-}
-
-function draw(tag, properties) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(properties)) element.setAttribute(name, value);
-  return element;
-}
-
-function text(words, x, y, anchor) {
-  const element = draw("text", { x, y, "text-anchor": anchor });
-  element.textContent = words;
-  return element;
-}
-
-function bar(share) {
-  const inner = h("span");
-  inner.style.width = `${100 * share}%`;
-  return h("span", { class: "track" }, inner);
-}
-
-export const panel = { defaults, mount };
+export const panel = { defaults, perImage: ["patches", "down", "across"], mount };

@@ -32,6 +32,40 @@ export function scaleOf({ low, high, signed }, note = "") {
 let count = 0;
 export const uid = (name) => `${name}-${(count += 1)}`;
 
+// A class's first name: "springer" of "English springer, English springer spaniel".
+export const firstName = (name) => String(name).split(",")[0];
+
+export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(value > 0 && value < 0.01 ? 1 : 0)} %`);
+
+// A menu of classes that is searched by typing; `onchoose(index or null)`.
+export function classPicker(onchoose) {
+  const list = h("datalist", { id: uid("classes") });
+  const input = h("input", { type: "text", list: list.id, placeholder: "top prediction", autocomplete: "off", spellcheck: "false" });
+  const element = h("div", { class: "picker" }, field("Explain", input), list);
+  let names = [];
+  input.addEventListener("change", () => {
+    const text = input.value.trim().toLowerCase();
+    const index = names.findIndex((name) => name.toLowerCase() === text || firstName(name).toLowerCase() === text);
+    input.setCustomValidity(text && index < 0 ? "No class has this name." : "");
+    if (input.reportValidity()) onchoose(text ? index : null);
+  });
+  element.set = (classes, target) => {
+    if (names !== classes) {
+      names = classes;
+      list.replaceChildren(...classes.map((name) => h("option", { value: name })));
+    }
+    if (document.activeElement !== input) input.value = target === null ? "" : classes[target] ?? "";
+  };
+  return element;
+}
+
+// Asks for the next step of the path.
+export function nextStep(tools, panel, words) {
+  return h("div", { class: "next" }, h("button", { type: "button", onclick: () => tools.go(panel) }, words, h("span", { "aria-hidden": "true" }, " →")));
+}
+
+export const details = (title, ...body) => h("details", { class: "settings" }, h("summary", {}, title), h("div", {}, ...body));
+
 export function field(label, control, note = "") {
   control.id ||= uid("field");
   return h("div", { class: "field" }, h("label", { for: control.id }, label), control, note ? h("small", {}, note) : null);
@@ -175,7 +209,8 @@ export class Answers {
         row = { name, bar, value, element: h("li", {}, name, value, h("span", { class: "track" }, bar)) };
         this.rows.set(answer.class, row);
       }
-      row.name.textContent = row.name.title = answer.name; // another model has others at these places
+      row.name.textContent = firstName(answer.name); // another model has others at these places
+      row.name.title = answer.name;
       row.value.textContent = answer.probability.toFixed(3);
       row.bar.style.width = `${100 * answer.probability}%`;
       row.element.classList.toggle("explained", answer.class === target);
@@ -206,14 +241,20 @@ export class JobBar {
     const latest = [...this.jobs.values()].at(-1);
     this.element.hidden = !latest;
     if (!latest) return;
-    const { state, share, words, cancel } = latest;
-    this.words.textContent = state === "waiting" ? "waiting" : words || "working";
+    const { state, share, words, left, cancel } = latest;
+    const time = left === null || left === undefined ? "" : `, about ${left < 90 ? `${Math.ceil(left)} s` : `${Math.round(left / 60)} min`} left`;
+    this.words.textContent = (state === "waiting" ? "waiting" : words || "working") + time;
     if (share > 0) this.meter.value = share;
     else this.meter.removeAttribute("value");
     this.stop.onclick = () => {
       this.words.textContent = "cancelling";
       cancel();
     };
+  }
+
+  fail(words) {
+    this.error.textContent = words;
+    this.error.hidden = false;
   }
 
   // Run a question; errors are said, a cancelled one gives undefined.
@@ -228,10 +269,7 @@ export class JobBar {
     try {
       return await run(told);
     } catch (failure) {
-      if (!(failure instanceof Cancelled)) {
-        this.error.textContent = failure.message;
-        this.error.hidden = false;
-      }
+      if (!(failure instanceof Cancelled)) this.fail(failure.message);
       return undefined;
     } finally {
       told({ cancel: null });
@@ -239,33 +277,17 @@ export class JobBar {
   }
 }
 
-// Samples, and pictures of one's own by file, drop or paste.
+// The image tray: samples, and images of one's own by file; the page takes what is dropped or pasted.
 export class Chooser {
-  constructor(hello, { label = "Picture", pastes = true, onchoose }) {
+  constructor(hello, { label = "Image", opens = true, onchoose }) {
     this.onchoose = onchoose;
     this.grid = h("div", { class: "thumbs", role: "radiogroup", "aria-label": label });
     this.input = h("input", { type: "file", accept: "image/*", class: "quiet", tabindex: "-1", "aria-label": `${label}: a file` });
-    this.input.addEventListener("change", () => this.take(this.input.files[0]));
-    this.button = h("button", { type: "button", onclick: () => this.input.click() }, "Open a picture");
+    this.input.addEventListener("change", () => this.take(this.input.files[0]).catch(() => {}));
+    this.button = h("button", { type: "button", onclick: () => this.input.click() }, "Open your image");
     this.error = h("p", { class: "notice", role: "alert", hidden: true });
-    const hint = h("small", {}, "or drop it here, or paste it");
-    this.element = h("div", { class: "chooser" }, this.grid, h("div", { class: "open" }, this.button, hint, this.input), this.error);
-    this.element.addEventListener("dragover", (event) => {
-      if (!event.dataTransfer.types.includes("Files")) return;
-      event.preventDefault();
-      this.element.classList.add("over");
-    });
-    this.element.addEventListener("dragleave", () => this.element.classList.remove("over"));
-    this.element.addEventListener("drop", (event) => {
-      event.preventDefault();
-      this.element.classList.remove("over");
-      this.take(event.dataTransfer.files[0]);
-    });
-    window.addEventListener("paste", (event) => {
-      const [file] = event.clipboardData?.files ?? [];
-      if (file && this.pastes && this.element.offsetParent !== null) this.take(file);
-    });
-    this.pastes = pastes;
+    const hint = h("small", {}, "or drop or paste it anywhere");
+    this.element = h("div", { class: "chooser" }, this.grid, opens ? h("div", { class: "open" }, this.button, hint, this.input) : null, this.error);
     this.limit = hello.upload_bytes;
     this.seen = new IntersectionObserver((entries) => {
       for (const { target, isIntersecting } of entries) if (isIntersecting) this.fill(target);
@@ -273,29 +295,27 @@ export class Chooser {
     for (const { id, name } of hello.samples) this.add({ id, name });
   }
 
-  add({ id, name, thumb = null }) {
+  add({ id, name, thumb = null, first = Boolean(thumb) }) {
     if (this.grid.querySelector(`[data-id="${CSS.escape(id)}"]`)) return;
     const image = h("img", { alt: "" });
     const button = h("button", {
       type: "button", role: "radio", "aria-checked": "false", "aria-label": name, title: name, "data-id": id,
       onclick: () => this.onchoose(id), onkeydown: (event) => chooseByArrow(event, this.grid.children),
     }, image);
-    if (thumb) {
-      image.src = thumb;
-      this.grid.prepend(button);
-    } else {
-      this.grid.append(button);
-      this.seen.observe(button);
-    }
+    if (first) this.grid.prepend(button);
+    else this.grid.append(button);
+    if (thumb) image.src = thumb;
+    else this.seen.observe(button);
   }
 
-  // A sample's picture, when it comes into sight; what cannot be read leaves the chooser.
+  // An image's thumbnail, when it comes into sight; what cannot be read leaves the tray.
   fill(button) {
     this.seen.unobserve(button);
-    sample(button.dataset.id).then((facts) => { button.firstChild.src = facts.thumb; }, () => button.remove());
+    sample(button.dataset.id).then((facts) => { button.firstChild.src = facts.thumb; button.title = facts.name; button.setAttribute("aria-label", facts.name); }, () => button.remove());
   }
 
   choose(id) {
+    if (id.startsWith("u")) this.add({ id, name: "your image", first: true }); // of a link, or before a reload
     const known = [...this.grid.children];
     for (const button of known) {
       const chosen = button.dataset.id === id;
@@ -316,10 +336,11 @@ export class Chooser {
     this.error.hidden = true;
     if (!file) return;
     try {
-      if (file.size > this.limit) throw new Error(`your picture: more than ${this.limit >> 20} MB; save it smaller and try again.`);
+      if (file.size > this.limit) throw new Error(`your image: more than ${this.limit >> 20} MB; save it smaller and try again.`);
       const facts = await upload(file);
       this.add(facts);
       this.onchoose(facts.id);
+      this.grid.scrollLeft = 0;
     } catch (failure) {
       this.error.textContent = failure.message;
       this.error.hidden = false;
@@ -328,8 +349,9 @@ export class Chooser {
   }
 }
 
-// "Copy as Python" and "Copy link": `script()` gives the lines of Python.
-export function copyButtons(script) {
+// "Copy as Python" and "Copy link": `script()` gives the lines of Python. A link to an image of one's
+// own says that it is private before it is copied.
+export function copyButtons(tools, script) {
   const shown = h("pre", { class: "copied", tabindex: "0", hidden: true, "aria-label": "what was copied" });
   const word = h("span", { class: "small", role: "status" });
   const python = h("button", {
@@ -355,5 +377,13 @@ export function copyButtons(script) {
       () => { word.textContent = "copy the address of this page"; },
     ),
   }, "Copy link");
-  return h("div", { class: "copying" }, h("div", { class: "buttons" }, python, link, word), shown);
+  const element = h("div", { class: "copying" }, h("div", { class: "buttons" }, python, link, word), shown);
+  element.update = () => {
+    const own = tools.state().image.startsWith("u") && !tools.hello.share;
+    link.textContent = own ? "Copy private link" : "Copy link";
+    link.title = own ? "It names an image of yours, so it works in this browser only." : "";
+    if (own !== element.own) word.textContent = own ? "The link names an image of yours: it works in this browser only." : "";
+    element.own = own;
+  };
+  return element;
 }

@@ -1,8 +1,8 @@
 // One state for the whole page, written into the URL's hash: a link restores everything.
 //
-//   #explain?model=critters-vit&explain.picture=s3&explain.patches=4-7.18
+//   #explain?model=critters-vit&image=s3&explain.patches=4-7.18
 //
-// Every panel has a part of its own; only fields that differ from their defaults are written. A
+// Model and image are the same for all panels. Every panel has a part of its own; only fields that differ from their defaults are written. A
 // field has the type of its default: text, number (or null), true or false, or a list of numbers.
 
 const parts = new Map();
@@ -14,6 +14,7 @@ export function declare(panel, defaults) {
 export function encode(state) {
   const words = new URLSearchParams();
   if (state.model) words.set("model", state.model);
+  if (state.image) words.set("image", state.image);
   for (const [panel, defaults] of parts) {
     for (const [name, standard] of Object.entries(defaults)) {
       const value = state[panel][name];
@@ -23,10 +24,10 @@ export function encode(state) {
   return `#${state.panel}?${words}`;
 }
 
-export function decode(hash, fallback) {
+export function decode(hash, fallback, image) {
   const [panel, query = ""] = hash.replace(/^#/, "").split("?");
   const words = new URLSearchParams(query);
-  const state = { panel: parts.has(panel) ? panel : fallback, model: words.get("model") ?? "" };
+  const state = { panel: parts.has(panel) ? panel : fallback, model: words.get("model") ?? "", image: words.get("image") ?? image };
   for (const [name, defaults] of parts) {
     state[name] = {};
     for (const [field, standard] of Object.entries(defaults)) {
