@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 STAMP := $(VENV)/.installed
 
-.PHONY: demo docs test suite test-slow test-faults sbom audit test-cpus test-mutants test-oldest test-newest test-wheel test-tools lint install browser clean
+.PHONY: demo docs test suite test-slow test-faults sbom audit test-cpus test-mutants test-oldest test-newest release-check release-install test-tools lint install browser clean
 
 install: $(STAMP)
 
@@ -54,7 +54,7 @@ test-mutants: install
 
 # The oldest releases that pyproject.toml allows, in a virtual environment of their own, and the whole suite on them. Their
 # warnings are not errors; families that they have not got are skipped.
-OLDEST := 'torch==2.6.0' 'torchvision==0.21.0' 'timm==1.0.26' 'transformers==5.17.0' 'numpy==2.0.2' 'pillow==11.0.0' 'safetensors==0.4.5' \
+OLDEST := 'torch==2.6.0' 'torchvision==0.21.0' 'timm==1.0.26' 'transformers==5.17.0' 'numpy==2.0.2' 'pillow==11.0.0' 'safetensors==0.8.0' \
 	'scikit-learn==1.5.2' 'scipy==1.14.1' 'pyarrow==17.0.0' 'cyclopts==5.4.0' 'rich==14.3.0' 'jinja2==3.1.4' 'matplotlib==3.9.2' 'lazy_loader==0.4' \
 	'peft==0.21.2' 'pandas==2.2.2' 'open_clip_torch==2.32.0' 'fastapi==0.115.0' 'uvicorn==0.30.0'
 HEADLESS := --force-reinstall --no-deps opencv-python-headless
@@ -65,14 +65,25 @@ test-oldest: browser
 	.venv-oldest/bin/python -m pip install --quiet $(HEADLESS)
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -n $(WORKERS) --dist worksteal -q -W default
 
-# The wheel, built and installed without extras into an environment of its own, answers from outside of this folder.
-test-wheel:
-	rm -rf dist .venv-wheel
+# What a release needs: sdist and wheel are built, their metadata, licence and size are checked, and each is installed without
+# extras and without our constraints into an environment of its own, where the demo runs. Uploading them is left to a person.
+release-check:
+	rm -rf dist .venv-release
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/python -m pip install --quiet --upgrade pip build twine
+	.venv-release/bin/python -m build --outdir dist .
+	.venv-release/bin/python -m twine check --strict dist/*
+	for file in dist/*.whl dist/*.tar.gz; do $(MAKE) release-install FILE=$$file || exit 1; done
+
+release-install:
+	test "$$(stat -c %s $(FILE))" -lt 20000000
+	case $(FILE) in *.whl) unzip -l $(FILE);; *) tar tzf $(FILE);; esac | grep -q 'LICENSE'
+	rm -rf .venv-wheel dist/tried
 	$(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/python -m pip install --quiet --upgrade pip
-	.venv-wheel/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
-	.venv-wheel/bin/python -m pip install --quiet dist/*.whl --constraint constraints.txt
-	cd dist && ../.venv-wheel/bin/seecause demo --out demo && ../.venv-wheel/bin/seecause explain 'critters:clean:test#3' --out explained
+	.venv-wheel/bin/python -m pip install --quiet $(FILE)
+	mkdir dist/tried
+	cd dist/tried && ../../.venv-wheel/bin/seecause demo --out demo && ../../.venv-wheel/bin/seecause explain 'critters:clean:test#3' --out explained
 	.venv-wheel/bin/python tests/without_extras.py
 
 # Tools that read packages, apart from them.
@@ -101,7 +112,7 @@ test-tools:
 	$(PYTHON) -m venv .venv-tools
 	.venv-tools/bin/python -m pip install --quiet --upgrade pip
 	.venv-tools/bin/python -m pip install --quiet --editable '.[tools]' pytest mlflow-skinny wandb fiftyone
-	OMP_NUM_THREADS=1 .venv-tools/bin/python -m pytest -q -W default tests/integrations
+	OMP_NUM_THREADS=1 .venv-tools/bin/python -m pytest -q -W default tests/test_integrations.py
 
 # The newest release of everything, without our constraints, in a virtual environment of its own, and the whole suite on them.
 test-newest: browser
@@ -112,8 +123,8 @@ test-newest: browser
 	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n $(WORKERS) --dist worksteal -q
 
 lint: install
-	$(BIN)/ruff check src tests tools benchmarks examples docs/equations.py docs/doctests.py docs/pictures.py
-	$(BIN)/ruff format --check src tests tools benchmarks examples docs/equations.py docs/doctests.py docs/pictures.py
+	$(BIN)/ruff check src tests tools benchmarks examples docs/hooks.py docs/docstrings.py docs/pictures.py
+	$(BIN)/ruff format --check src tests tools benchmarks examples docs/hooks.py docs/docstrings.py docs/pictures.py
 	$(BIN)/python tests/readme_types.py
 
 # The site (out/site/index.html); a warning is an error.
@@ -125,4 +136,4 @@ browser:
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } || echo "no chromium: browser tests will be skipped"
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest .venv-wheel .venv-tools .venv-audit dist demo
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-wheel .venv-tools .venv-audit .venv-release dist demo

@@ -18,6 +18,8 @@ all pictures, and the mean over random halves of them (guess and exact scores of
         What chose the estimator: photos of pets/, pictures of seed 0 (and 1, one fill). Reported:
         other photos (pets_small/, trainval, of which none is in pets/) and pictures of seed 2.
 gains   FIG, BIG and BIR of critters-biased by baseline.
+sliced  (--sliced) a forward pass without 16 random heads: zeros in the output projections, or rows
+and columns gone. CIGMA's appendix (E.5) expects K / (L H) of the attention.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ from seecause.background import (
     score,
     screen,
 )
+from seecause.background._export import prune_heads, zero
 from seecause.background.gains import erase, jensen_shannon, log_probs
+from seecause.background.heads import random_sets
 from seecause.background.images import critter_images
 from seecause.background.scoring import guessed
 from seecause.data import open_data
@@ -75,11 +79,14 @@ def main(
     small: bool = True,
     dtypes: str = "bfloat16,float32",
     contenders: str = "naive,exact suffix,screen,screen in half,masks",
+    sliced: bool = False,
 ) -> None:
     """Print the tables."""
     where = torch.device(device)
     cuda = where.type == "cuda"
     title(where)
+    if sliced:
+        forwards(where, pictures or (64 if cuda else 4))
     if speed:
         heading("model", "contender", "seconds", "x faster than naive", "peak GiB", "")
         count, chosen = pictures or (256 if cuda else 16), [d for d in dtypes.split(",") if d]
@@ -110,6 +117,23 @@ def main(
             gains = information_gains(biased, data, fill=name)
             both = (f"{gains.bir_mean_of_ratios:.3f}", f"{gains.bir_ratio_of_means:.3f}")
             row(name, f"{gains.fig.mean():.4f}", f"{gains.big.mean():.4f}", *both)
+
+
+def forwards(where: torch.device, count: int) -> None:
+    """Milliseconds of a whole ViT-B/16 (random weights), zeroed and sliced, in turn."""
+    module = timm.create_model("vit_base_patch16_224" if count > 1 else "test_vit")
+    view = sc.wrap(module.eval().to(where))
+    assert isinstance(view, VisionModel)
+    (heads,) = random_sets(view, 16 if count > 1 else 2, draws=1)
+    images = torch.randn(count, 3, *view.preprocess.size, device=where)
+    models = {"whole": view, "zeroed": zero(view, heads), "sliced": prune_heads(view, heads)}
+    with torch.inference_mode():
+        timed = race({name: partial(each, images) for name, each in models.items()}, where)
+    heading("model", "form", "ms", "of the whole", "spread")
+    for name, found in timed.items():
+        share = found.seconds / timed["whole"].seconds
+        row(view.name, name, f"{1000 * found.seconds:.2f}", f"{share:.3f}", f"{found.spread:.0%}")
+    print()
 
 
 Raced = tuple[VisionModel, Tensor, Tensor, int]  # a view, pictures, masks, how often to repeat

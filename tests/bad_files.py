@@ -1,7 +1,5 @@
 """Files that cannot be used as pictures, each for its own reason."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Shared set-up: one torch thread, and Triton kernels interpreted where there is no GPU, so that
 they are tested everywhere."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

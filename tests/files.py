@@ -1,7 +1,5 @@
 """Small files that datasets are made of."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,20 +1,35 @@
 """What several test files do with tiny models."""
 
-from __future__ import annotations
-
+import os
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
+from seecause.engine import graphs
 from seecause.loading import wrap
 from seecause.models.view import VisionModel
 from tests.families.native import Native
+from tests.tiny import pictures, tiny
 
 
 def view(native: Native, *, check: bool = True) -> VisionModel:
     """A view of a tiny model, told what the module itself does not tell."""
     return wrap(native.module, check=check, **native.options)
+
+
+def ready(
+    family: str, batch: int = 2, dtype: torch.dtype = torch.float64, *, check: bool = False
+) -> tuple[Native, VisionModel, Tensor]:
+    """A tiny model of a family, its view, and images for both."""
+    native = tiny(family, dtype)
+    return native, view(native, check=check), pictures(native, batch)
+
+
+def without_graphs() -> Any:
+    """Plain runs inside of a `with` block, also where CUDA graphs are used."""
+    return mock.patch.dict(os.environ, {graphs.SWITCH: "0"})
 
 
 def hooks(module: nn.Module) -> int:

@@ -1,8 +1,6 @@
 """A model whose answers are a known sum over pixels, so that the truth about every patch is known
 too."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -3,8 +3,6 @@ notice: `make test-mutants`, or `python tests/mutants.py WORD` for those with WO
 line. As many at once as there are cores. Leaves with 1 where a bug survives, or is no longer to be
 found."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Packages installed beside this one, for tests: a folder with modules and their entry points."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Other kernels of the processor, and a GPU, move results by less than docs/reliability.md
 states; the default dtype of a process and a second process change nothing."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -2,8 +2,6 @@
 signals, a disk that is full or may only be read, a folder that goes. Always the rows of an
 undisturbed run, or a clear refusal. `make test-faults` draws more moments."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import random

@@ -1,7 +1,5 @@
 """The recipes of docs/integrations.md run as they stand, where their library is installed."""
 
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is installed with the package, without extras, has a licence that lets people use it."""
 
-from __future__ import annotations
-
 import re
 from email.message import Message
 from importlib.metadata import PackageNotFoundError, distribution

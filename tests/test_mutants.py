@@ -1,7 +1,5 @@
 """`make test-mutants` takes long; a planted bug whose line moved is noticed here."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The notebooks of examples/: they run from top to bottom, and were committed after they did."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -24,9 +22,17 @@ def test_they_show_what_came_out_and_are_small(path):
     assert path.stat().st_size < 300_000
 
 
+def printed(notebook):
+    """What each cell printed, without warnings."""
+    outputs = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
+    return ["".join(o.text for o in each if o.get("name") == "stdout") for each in outputs]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_they_run_from_top_to_bottom(path, tmp_path):
+def test_they_run_from_top_to_bottom_and_print_what_is_stored(path, tmp_path):
     nbclient = pytest.importorskip("nbclient")
     place = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(read(path), timeout=600, resources=place).execute()
+    stored = read(path)
+    again = nbclient.NotebookClient(read(path), timeout=600, resources=place).execute()
+    assert printed(again) == printed(stored)

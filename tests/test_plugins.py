@@ -1,8 +1,6 @@
 """Entry points of other packages: modules register when imported, callables are called, and one
 that breaks is named and left out."""
 
-from __future__ import annotations
-
 import pytest
 
 from seecause.attribution import registry

@@ -1,6 +1,4 @@
-"""The wheel holds the package whole; `make test-wheel` also installs it where nothing else is."""
-
-from __future__ import annotations
+"""The wheel holds the package whole; `make release-check` also installs it by itself."""
 
 import os
 import subprocess

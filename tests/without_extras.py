@@ -1,7 +1,5 @@
-"""What `make test-wheel` asks of an installed wheel: every module imports without extras, and what
+"""What `make release-check` asks of an installed wheel: modules import without extras, and what
 needs one says which."""
-
-from __future__ import annotations
 
 import contextlib
 import importlib

@@ -1,7 +1,5 @@
 """python -m tests.golden [--write [--missing]] [--only SECTION,FUNCTION] [--fast]"""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

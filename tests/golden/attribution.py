@@ -1,7 +1,5 @@
 """Attribution maps of every method, mosaic, evidence, interactions and patching."""
 
-from __future__ import annotations
-
 import seecause as sc
 from seecause.attribution.registry import methods as known_methods
 from tests.golden.record import Named, batch, golden, model

@@ -1,7 +1,5 @@
 """Audit, transplants, repair and discovery on critters-biased."""
 
-from __future__ import annotations
-
 import seecause as sc
 from seecause.background.transplant import transplant
 from tests.golden.record import Named, batch, golden, model
@@ -19,7 +17,7 @@ def transplants(dtype) -> Named:
 
 def numbers(judged) -> Named:
     """Flips as they were recorded: of all predictions, not of correct ones alone."""
-    every = {"flips": False, "flips, control": True}
+    every = {"flips": False, "control flips": True}
     for name, value in judged.numbers().items():
         if name in every:
             value = float(judged.flips_by_image(control=every[name]).nanmean())
@@ -32,7 +30,7 @@ def audit(dtype) -> Named:
     found = sc.audit(model(BIASED, dtype), data, per_image=2)
     yield from numbers(found.judged)
     yield "interval", found.interval
-    yield "extra", found.extra_flips
+    yield "extra", found.extra_flips_by_image
     if found.gains is not None:
         yield "fig", found.gains.fig
         yield "big", found.gains.big

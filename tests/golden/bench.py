@@ -1,7 +1,5 @@
 """One table of the benchmark."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

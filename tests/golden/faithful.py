@@ -1,7 +1,5 @@
 """iFAM: outputs, losses, a training step, a short run, and interventions."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

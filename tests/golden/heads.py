@@ -1,7 +1,5 @@
 """Scores of heads, pruning, masks and gains on critters-biased."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

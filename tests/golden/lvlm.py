@@ -1,7 +1,5 @@
 """Head attribution on the embedded LLaVA: coefficients, words, tokens, blind heads and edits."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch

@@ -1,7 +1,5 @@
 """Every registered metric of CAAP maps, and metrics of models."""
 
-from __future__ import annotations
-
 import torch
 
 import seecause as sc

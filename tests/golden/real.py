@@ -1,8 +1,6 @@
 """A real ViT-Ti on two photographs. Needs SEECAUSE_REAL: a folder with the weights of timm's
 vit_tiny_patch16_224 and with photographs of Oxford Pets."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import seecause as sc

@@ -1,7 +1,5 @@
 """The registry of golden functions, what they share, and how numbers are stored and compared."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,8 +1,6 @@
 """The outputs of the main flows are those that were stored (`python -m tests.golden`); float64 and
 what takes long is marked slow."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Memory does not grow with the number of pictures explained."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 

@@ -1,8 +1,6 @@
 """What a package installed beside us adds is there on the command line: a method, a dataset, a
 metric and a model family."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -92,6 +90,13 @@ def test_masks_of_the_dataset_reach_its_own_metric_and_ours(output):
     rows = rows_of(output[1])
     assert len(rows) == 4 and all(row["aupr1"] > 0.9 for row in rows)
     assert {(row["on-sparkle"], row["pointing"]) for row in rows} == {(1.0, 1.0)}
+
+
+def test_a_run_is_reported_where_the_package_is_not_installed(output, tmp_path):
+    _, folder = output
+    run_commands(tmp_path, folder, "bench report run -q")
+    page = (folder / "run" / "index.html").read_text()
+    assert "Brightness of each patch above the mean" in page and "sparkles:6" in page
 
 
 @pytest.mark.slow
