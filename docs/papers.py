@@ -27,17 +27,39 @@ For readers with a paper in hand. The third command runs two of the table's mode
 """
 MODELS_INTRO = """## Models
 
-Names that `--models` takes, and what they load. DINOv2 comes with its official linear head on class token and mean of patches. CLIP is a zero-shot classifier with the names and the 80 prompts that it was published with (`--classes imagenet` in the other commands; needs `seecause[clip]`).
+Names that `--models` takes, and what they load. DINOv2 comes with its official linear head on class token and mean of patches. CLIP is a zero-shot classifier with the names and the 80 prompts that it was published with (`--classes imagenet` in the other commands; needs `seecause[clip]`). Of InternVL2.5, 2B and 8B (MPO) are published in transformers' layout; 1B and 4B have to be converted: `--models internvl2.5-1b=hf:FOLDER`.
+"""
+DEFAULTS = """## Defaults that differ from the papers
+
+Of the library and all commands; in the tables above `--as-printed` or the option named there restores the paper's.
+
+| paper | option | default | the paper | why, and how to get the paper's |
+|---|---|---|---|---|
+| CAAP | `tail` | source | patched (Algorithm 1) | half the cost, maps nearly the same: `tail=patched` |
+| CAAP | `layers` | from the embedding | from block 1 | better on shallow models: `layers=(1, None)`, in experiments `first_layer=1` |
+| CAAP | `approx` | none; e-caap as we read it | e-caap-printed | the printed formula does not give f(blank) for an empty set: `approx=e-caap-printed` |
+| CAAP | errors | standard deviation with n - 1 | n | smaller by 0.1 % for 500 images |
+| HeAr | `how`, `masks` | derivative, 64 | elastic net, 10,000 | seconds instead of an hour, correlation 0.99: `how=fit` |
+| HeAr | `floor` | 1 logit | none | shares of a small effect are noise: `floor=0` |
+| HeAr | masks | each head is ablated with probability 0.75 | not said | exactly three quarters would shift all coefficients by a constant |
+| HeAr | explained image | left out of the average image | not said | an image would be ablated by a part of itself |
+| HeAr | image tokens of several shapes | an average for each shape | not said | token by token averages need one shape |
+| HeAr | rows of text that are kept | for each image | A.4: for each image; figure 15: for each model | |
+| HeAr | t-SNE | perplexity 30, begun by PCA, seed 0 | not said | |
 """
 DATA_INTRO = """## Data
 
 `--data NAME=PATH`; layouts of the folders are in [data](data.md).
 """
+LISTS = {  # of a file in experiments/published
+    "differing": "Defaults that differ from the paper, here and in the other commands:",
+    "not_built": "Compared in the paper and not built here:",
+}
 
 
 def page() -> str:
     """The whole page."""
-    parts = [INTRO, *(_paper(paper) for paper in PAPERS), MODELS_INTRO]
+    parts = [INTRO, *(_paper(paper) for paper in PAPERS), DEFAULTS, MODELS_INTRO]
     lines = ["| name | loads |", "|---|---|"]
     lines += [f"| {name} | `{known['spec']}` |" for name, known in MODELS.items()]
     forms = {form.partition(":")[0]: form for form in datasets()}
@@ -62,20 +84,22 @@ def _paper(paper: str) -> str:
             command, models = f"`seecause reproduce {name}{data}`", ", ".join(entry.models)
             printed = ", ".join(f"{key}={value}" for key, value in entry.printed.items())
             note = f"({notes.setdefault(entry.differs, len(notes) + 1)})" if entry.differs else ""
-        values = _printed_row(about)
+        values = _printed_row(about, paper)
         cells = (label, about["title"], command, models, values, printed, note)
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", *(f"({number}) {text}\n" for text, number in notes.items())]
+    for key, heading in LISTS.items():
+        listed = PAPERS[paper].get(key, ())
+        lines += [heading, "", *(f"- {text}" for text in listed), ""] if listed else []
     return "\n".join([f"## {PAPERS[paper]['title']}", "", *lines])
 
 
-def _printed_row(about: dict[str, Any]) -> str:
+def _printed_row(about: dict[str, Any], method: str) -> str:
     """The values that a paper printed for its own method: of each column, one after the other."""
-    row, count = (
-        about.get("rows", {}).get(about.get("against", ""), []),
-        len(about.get("values", ())),
-    )
-    means = [f"{mean:.2f}" for mean, _ in row]
+    rows, count = about.get("rows", {}), len(about.get("values", ()))
+    every = [pair for row in rows.values() for pair in row]
+    row = rows.get(method, rows.get(about.get("against", ""), every))
+    means = ["-" if not v else f"{v[0]:.2f}" if v[1:] else f"{v[0]:g}" for v in row]
     groups = [" / ".join(means[i : i + count]) for i in range(0, len(means), count or 1)]
     return "; ".join(groups)
 

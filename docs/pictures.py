@@ -1,10 +1,10 @@
-"""The pictures of the documentation: python docs/pictures.py NAME
+"""The images of the documentation: python docs/pictures.py NAME
 
-app        docs/app-*.webp: four panels of `seecause serve`; with --out, every panel at two widths
-           and in two themes into that folder
+app        docs/app-*.webp: the four steps of `seecause serve`; with --out, every step and tool at
+           two widths and in two themes into that folder
 critters   docs/critters.png: every class on every background, one scene under each intervention
-demo       docs/demo.png: the demo's first chapter, photographed with chromium
-discover   docs/discover.png: kinds of patches that turn pictures of critters-biased
+demo       docs/demo.png: one creature on two backgrounds and the maps of two models
+discover   docs/discover.png: kinds of patches that turn images of critters-biased
 heads      docs/heads.png: the demo's audit and pruning of critters-biased
 repair     docs/repair.png: the demo's repair, critters-biased before and after
 trust      docs/trust.png: every method, by the published results
@@ -33,7 +33,7 @@ PICTURES_ALONE = (
     ".bar, h1, .note, .more, .fold { display: none } h2 { margin-top: 1.2rem }"
     " main { padding-bottom: 1rem }"
 )
-GAP, TEXT, SCENE = 6, 16, 10  # pixels between pictures and for a caption; whose counterfactuals
+GAP, TEXT, SCENE = 6, 16, 10  # pixels between images and for a caption; whose counterfactuals
 OURS = ("caap", "mosaic", "caap+mosaic")
 
 
@@ -46,7 +46,7 @@ def contact_sheet(size: int = 112, seed: int = 7) -> Image.Image:
 
 
 def counterfactuals(latents: Latents, size: int) -> list[tuple[list[str], Tensor]]:
-    """Two rows of captions and pictures [8, 3, H, W]: interventions on one scene."""
+    """Two rows of captions and images [8, 3, H, W]: interventions on one scene."""
     parts, own = PARTS, int(latents.background)
     done = {"as drawn": Do(), **{f"no {part}": Do(without=(part,)) for part in parts[1:]}}
     done |= {"other feet": Do(swap={"feet": "paws"}), "other crest": Do(swap={"crest": "crown"})}
@@ -61,7 +61,7 @@ def counterfactuals(latents: Latents, size: int) -> list[tuple[list[str], Tensor
 
 
 def _sheet(rows: list[tuple[list[str], Tensor]]) -> Image.Image:
-    """Pictures on white with a caption under each."""
+    """Images on white with a caption under each."""
     size, wide = rows[0][1].shape[-1], max(len(names) for names, _ in rows)
     width, height = wide * (size + GAP) + GAP, len(rows) * (size + GAP + TEXT) + GAP
     page = Image.new("RGB", (width, height), "white")
@@ -91,23 +91,29 @@ def photograph(make: Callable[[Path], Path], shoot: Callable[[Any], None], size:
         browser.close()
 
 
+BIASED = "model=critters-biased&image=s0"
 SHOWN = {  # panel of the page -> link, button that is pressed, what is waited for
-    "explain": ("#explain?model=critters-vit&explain.picture=s9&explain.patches=53-56.65-68.77-80"
-        ".89-92.101-104.113-116&explain.evidence=true", None, ".finding .needed"),
-    "swap": ("#swap?model=critters-vit&swap.a=s0&swap.b=s4&swap.patches=65-70.77-82.89-93"
-        "&swap.across=-1", "Where does", ".path-table"),
-    "heads": ("#heads?model=critters-biased&heads.by=background&heads.off=4.19.43", None,
+    "explain": (f"#explain?{BIASED}", None, "#panel-explain .heat"),
+    "changed": (f"#explain?{BIASED}", "Change the background", ".then:not(:empty)"),
+    "brush": (f"#explain?{BIASED}&explain.tool=brush&explain.patches=66-70.78-82.90-94.102-106",
+        None, ".stage-answers li"),
+    "doubt": (f"#doubt?{BIASED}&doubt.evidence=true", None, ".evidence p"),
+    "test": (f"#test?{BIASED}", None, ".cut"),
+    "audit": (f"#test?{BIASED}", "Audit the dataset", ".verdict"),
+    "repair": (f"#repair?{BIASED}", "Try last-layer", "[data-taken=true]"),
+    "swap": ("#swap?model=critters-vit&image=s0&swap.b=s4&swap.patches=65-70.77-82.89-93"
+        "&swap.across=-1", "Fewest patches", ".path .count"),
+    "heads": ("#heads?model=critters-biased&image=s8&heads.by=background&heads.off=4.19.43", None,
         ".head-buttons .for"),
-    "repair": ("#repair?model=critters-biased", "Audit", ".verdict"),
-    "parts": ("#parts?parts.picture=s3&parts.out=2", None, ".part-boxes input"),
-    "ask": ("#ask?ask.picture=s3&ask.blind=1.9", None, ".top-heads td"),
+    "parts": ("#parts?image=s3&parts.out=2", None, ".part-boxes input"),
+    "ask": ("#ask?image=s3&ask.blind=1.9", None, ".top-heads td"),
     "runs": ("#runs", None, ".run-list button"),
 }  # fmt: skip
-WALKED = {"explain": 1110, "swap": 1200, "heads": 1170, "repair": 760}  # docs/app.md: heights
+WALKED = {"explain": 850, "doubt": 975, "test": 800, "repair": 1150}  # docs/app.md: heights
 
 
 def app(out: Path | None) -> None:
-    """Four panels for docs/app.md; with `out`, all of them into that folder, to be looked at."""
+    """The four steps for docs/app.md; with `out`, everything into that folder, to be looked at."""
     from playwright.sync_api import sync_playwright
 
     from seecause.app.server import create_app
@@ -142,9 +148,10 @@ def app(out: Path | None) -> None:
 def show_panel(page: Any, address: str, name: str) -> None:
     """Open a panel and wait until everything on it is answered."""
     link, button, awaited = SHOWN[name]
-    page.set_default_timeout(120_000)
+    page.set_default_timeout(300_000)
     page.goto(f"{address}/{link}")
     if button:
+        page.locator("html[data-asking='0']").wait_for()
         page.get_by_role("button", name=button).first.click()
     page.locator(awaited).first.wait_for()
     page.locator("html[data-asking='0']").wait_for()
@@ -153,7 +160,7 @@ def show_panel(page: Any, address: str, name: str) -> None:
 
 
 def photograph_sections(sections: Any, out: Path, size: tuple[int, int]) -> None:
-    """Sections of a page, without what is written around their pictures."""
+    """Sections of a page, without what is written around their images."""
     from seecause.report import write_page
 
     def shoot(page: Any) -> None:
@@ -164,9 +171,29 @@ def photograph_sections(sections: Any, out: Path, size: tuple[int, int]) -> None
 
 
 def demo(out: Path) -> None:
-    from seecause.critters.demo import explain
+    """One creature on two backgrounds: the maps of two models, on one scale."""
+    from seecause import attribute, load
+    from seecause.attribution.attribute import top_answers
+    from seecause.critters.demo import TWO_MODELS, pairs_of_scenes
+    from seecause.report import Card, MapView, Section, Strip, cards_html
+    from seecause.report.figures import scale_of
 
-    photograph_sections(explain("cpu", count=2).sections, out, (1240, 900))
+    both, models = pairs_of_scenes(2), [load(name) for name in TWO_MODELS]
+    raw, runs = render(both).image, []
+    for model in models:
+        images = model.preprocess.normalise(raw)
+        answers = top_answers(model, images, target=both.creature, count=2)
+        name = model.name.rpartition(":")[2]
+        runs.append((name, attribute(model, images, both.creature).maps, answers))
+    cards = []
+    for first in (0, 2):
+        scale, strips = scale_of(*(maps[i] for _, maps, _ in runs for i in (first, first + 1))), []
+        for i, scene in enumerate(("as drawn", "on another background"), start=first):
+            views = [MapView(name, maps[i], scale, answers=told[i]) for name, maps, told in runs]
+            strips.append(Strip(raw[i], views, label=scene))
+        cards.append(Card(CLASSES[int(both.creature[first])], strips))
+    section = Section("Which patches caused the prediction?", cards_html(cards), "")
+    photograph_sections([section], out, (1240, 900))
 
 
 def trust(out: Path) -> None:
@@ -248,7 +275,7 @@ PICTURES = {
 
 
 def main(name: str, out: Path | None = None) -> None:
-    """Write one picture of the list above; `out` is its PNG, or for "app" a folder."""
+    """Write one image of the list above; `out` is its PNG, or for "app" a folder."""
     PICTURES[name](out if name == "app" else out or Path("docs") / f"{name}.png")
 
 
