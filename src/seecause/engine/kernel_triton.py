@@ -10,9 +10,9 @@ that holds whole groups.
     dw = sum over heads of ds,   dq = scale ds k;   of a row's own group also dk = scale ds' q and
     dv = p' do
 
-Text rows of a vision-language model (`rotated`, `text_rows`, `shared_read_back`): few rows and thousands of copies. With g the gradient of an output, p
-probabilities, own what a row reads of its own text, seen and blind what it read of the image and
-of the average:
+Text rows of a vision-language model (`rotated`, `text_rows`, `shared_read_back`): few rows and
+thousands of copies. With g the gradient of an output, p probabilities, own what a row reads of its
+own text, seen and blind what it read of the image and of the average:
 
     out = c own + m s seen + (1 - m) t blind,      s, t their shares by log-sum-exp, m the mask
     c = m (1 - s) + (1 - m) (1 - t)
