@@ -36,7 +36,7 @@ def kind(argument):
     if argument in ("scale", "plain"): return "fp32"
     if argument in ("owner_ptr", "starts_ptr") or argument[:-1] in ("keep", "work"): return "*i32"
     if "lse" in argument and not argument.endswith(("_b", "_r", "_h", "_row")): return "*fp32"
-    if argument in ("w0", "w1", "w_ptr", "dw_ptr", "delta_ptr", "choose_ptr", "d_choose"): return "*fp32"
+    if argument in "w0 w1 w_ptr dw_ptr delta_ptr choose_ptr d_choose".split(): return "*fp32"
     return rows if argument.endswith("_ptr") or argument in "k0 v0 k1 v1 ko vo".split() else "i32"
 constants = {k: v for k, v in constants.items() if k in function.arg_names}
 signature = {argument: kind(argument) for argument in function.arg_names}
