@@ -236,6 +236,8 @@ def join_processes(device: str = "auto") -> Iterator[Processes]:
         dist.init_process_group("gloo")
     try:
         yield joined_processes(where)
+        if joins:
+            dist.barrier()  # in torch 2.6 the last process waits forever if others left before it
     finally:
         if joins:
             dist.destroy_process_group()
