@@ -12,7 +12,9 @@ First an audit of training and validation images: if its verdict is "no", nothin
 `force` is set. Otherwise the remedy with the best transplant-worst is taken (with `groups`, the
 best worst group), if versions of validation images are predicted better than by chance. This also
 holds if too few predictions are correct for a verdict: a model that is nearly always wrong has few.
-Among equals the cheapest is taken, in the order of `REMEDIES`.
+Among equals the cheapest is taken, in the order of `REMEDIES`. By default the cheap ones are tried,
+and fine-tuning if the audit said "yes", an audit of the best of them on validation images does not
+say "no" and there are few versions (`AFFORDED`).
 
 What a remedy costs on plain images is its `loss`, on validation images or on those of `keep`. One
 that loses more than `max_loss` is not taken. By default that is `MAX_LOSS`, and no limit where the
@@ -102,6 +104,8 @@ FEW = 5  # images of a class that is split by itself
 JUDGED = 400  # maximum number of images for the verdict
 SCORED = 64  # maximum number of pairs for head scores
 HEAD_COUNTS = (1, 2, 4, 8)  # numbers of removed heads that are tried
+PASSES = 4  # of pairs, so that an epoch of fine-tuning has eight versions of an image
+AFFORDED = {"cuda": 16384, "cpu": 1024}  # versions on which fine-tuning is tried unasked
 IN_WORDS = "predicts words, and all its other answers share their weights: no last layer to repair"
 ASKED_INSTEAD = (
     "Audit it (seecause audit --classify name_ll), prune its heads (seecause heads prune"
@@ -338,15 +342,23 @@ def train_on(
     rate: Positive = 5e-5,
     batch: Count = 64,
 ) -> Candidate:
-    """All weights trained on versions; stopped early by transplant-worst."""
-    splits.need_classes(model, "fine-tuning")
+    """All weights trained on versions; stopped early by transplant-worst. Of pairs, both versions
+    learn what the model predicts for the second."""
     versions, checkpoint = splits.train, None
-    settings = {"epochs": epochs, "rate": rate, "batch": batch, "seed": splits.seed}
+    settings: dict[str, Any] = {"epochs": epochs, "rate": rate, "batch": batch, "seed": splits.seed}
+    told = {}
+    if versions.paired:  # no label is needed, and classes without images keep their predictions
+        own = versions.predict(model)
+        clean = versions.clean(own.plain, own.moved).double().softmax(dim=1)
+        told = {"targets": clean[versions.source.cpu()], "passes": PASSES}
+    else:
+        splits.need_classes(model, "fine-tuning")
     if splits.cache is not None:
         contents = [_content(splits.train), _content(splits.validation), model.fingerprint()]
         key = digest_json([*contents, settings, __version__])
         checkpoint = splits.cache / f"fine-tune-{key}.pt"
-    with splits.progress("fine-tuning", epochs * len(versions)) as advance:
+    count = epochs * told.get("passes", 1) * len(versions)
+    with splits.progress("fine-tuning", count) as advance:
         view, curve = fine_tune(
             model,
             versions,
@@ -354,6 +366,7 @@ def train_on(
             checkpoint=checkpoint,
             progress=advance,
             **settings,
+            **told,
         )
     details = {"epochs": len(curve), "rate": rate, "versions": len(versions)}
     details["transplant-worst by epoch"] = [round(value, 4) for value in curve]
@@ -552,8 +565,8 @@ def repair(
         data: Labelled images of at least two classes, or the name of a dataset (`"folder:PATH"`).
         masks: Source of the object masks, as for `sc.audit`.
         test: Images to report on instead of a fifth of `data`.
-        remedies: Names from `sc.background.REMEDIES`, or "all". None: last layers, and for pairs
-            heads.
+        remedies: Names from `sc.background.REMEDIES`, or "all". None: last layers, for pairs heads,
+            and fine-tuning if these are not enough and it takes minutes.
         options: Options of each remedy, by its name.
         keep: Plain images that show what remedies cost, such as images of all classes. None: the
             plain images of `data`.
@@ -626,6 +639,12 @@ def repair(
             candidates[remedy.name] = _try(view, remedy, settings, splits)
             advance(1)
     name, refused = _choice(view, candidates, splits, verdict, force)
+    if remedies is None and verdict == "yes" and "fine-tune" not in candidates:
+        left = BackgroundAudit(candidates[name].judge(view, splits.validation)).verdict
+        most = AFFORDED["cuda" if view.device.type == "cuda" else "cpu"]
+        if left in ("yes", "cannot tell") and len(splits.train) <= most:
+            candidates["fine-tune"] = _try(view, REMEDIES["fine-tune"], {}, splits)
+            name, refused = _choice(view, candidates, splits, verdict, force)
     part, tests = versions_to_test(view, report, PER_IMAGE, seed=seed + 1), {}
     reported = Judge(view, part, plain[1], groups=True)
     for known, candidate in candidates.items():
