@@ -109,6 +109,9 @@ def test_a_shortcut_is_repaired_and_reported_on_other_pictures(repaired):
     record = repaired.record
     assert record["train"] + record["validation"] + record["test"] == 80
     assert "repaired by" in repaired.sentence
+    n = repaired.numbers()
+    difference = n["after other accuracy"] - n["before other accuracy"]
+    assert n["gain"] == pytest.approx(difference, abs=1e-12)  # of the same images and versions
 
 
 def test_nothing_wins_where_there_is_nothing_to_repair_and_a_forced_repair_is_counted():

@@ -474,7 +474,8 @@ class Repair(Result):
 
     @cached_property
     def gain_by_image(self) -> Tensor:
-        """[m]: for each test image with versions, the change of the accuracy over them."""
+        """[m]: for each test image with versions, the change of the accuracy over them; the mean is
+        the difference of other accuracy after and before."""
         judged = (self.before.judged, self.after.judged)
         before, after = (each.accuracy_by_image() for each in judged)
         return (after - before)[~before.isnan()]

@@ -64,7 +64,7 @@ TERMS = {  # numbers of audits, repairs and pruning
     "control flips": "flips on backgrounds of images predicted the same: what cutting alone does",
     "other accuracy": "correct predictions on backgrounds of images that are predicted otherwise;"
     " of pairs, on the second versions",
-    "gain": "change of the accuracy over all versions of an image",
+    "gain": "change of other accuracy, over the same images and versions",
     "loss": "share of plain images whose correct predictions are lost, less those won; without"
     " labels, by the probabilities that the model gave before",
     "transplant-worst": "lowest accuracy over pairs (object class, class of the background image);"
