@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -73,9 +73,6 @@ from seecause.options import (
     summary_of,
 )
 from seecause.registry import Registry
-
-if TYPE_CHECKING:
-    from seecause.background._export import Form
 
 Head = tuple[int, int]  # (layer, head), both from 0
 WORSE = 0.005  # change of accuracy, worst group, flips or BIR from which a model is called worse
@@ -161,7 +158,7 @@ class Selector:
 
 
 _NAMES: tuple[str, ...] = (
-    "attention-mass", "cigma", "gating", "interchange", "loss-gain", "taylor", "weight-norm",
+    "attention-mass", "cigma", "gating", "interchange", "taylor",
 )  # fmt: skip
 _HOMES: dict[str, str] = dict.fromkeys(_NAMES, "seecause.background.scoring")
 SELECTORS: Registry[Selector] = Registry("head selector", group="seecause.selectors", homes=_HOMES)
@@ -182,9 +179,9 @@ def selector(
 
     Example:
         >>> from dataclasses import replace
-        >>> @selector("reversed", cost="as weight-norm", needs="")
+        >>> @selector("reversed", cost="as taylor", needs="labels")
         ... def reverse(model, data):
-        ...     scores = select("weight-norm", model, data)
+        ...     scores = select("taylor", model, data)
         ...     return replace(scores, value=-scores.value)
     """
 
@@ -529,7 +526,7 @@ def score_heads(
             keywords["progress"] = advance
         scores = select(selector, scorer, chosen, **keywords)
     about = scores.protocol
-    record |= {name: about[name] for name in ("operator", "guard") if name in entry.options}
+    record |= {"guard": about["guard"]} if "guard" in entry.options else {}
     return replace(scores, data=chosen, protocol={**about, "scored": record})
 
 
@@ -610,11 +607,11 @@ class PruneResult:
         )
         return f"{chosen} {self.warning}".strip()
 
-    def export(self, folder: str | Path, *, form: Form = "zeroed") -> Path:
+    def export(self, folder: str | Path) -> Path:
         """Write the model without these heads."""
         from seecause.background._export import export
 
-        return export(self.model, self.heads, folder, form=form, note=self.note)
+        return export(self.model, self.heads, folder, note=self.note)
 
 
 @checked

@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.background.heads import need_heads, over_images
-from seecause.background.images import Advance, checked_labels, no_advance
+from seecause.background.images import Advance, no_advance
 from seecause.errors import BadInput, BadOption, NotDefined
 from seecause.faithful.training import joined_processes
 from seecause.files import write_atomic
@@ -343,43 +343,6 @@ def balanced_layer(
     weight = weight / scaler.scale_
     bias = bias - weight @ scaler.mean_
     return LastLayer(torch.from_numpy(weight), torch.from_numpy(bias)), tried
-
-
-@in_eval_mode
-def retrain_last_layer(
-    model: VisionModel,
-    images: Tensor,
-    labels: Tensor,
-    groups: Tensor,
-    *,
-    seed: int = 0,
-) -> VisionModel:
-    """The model with a last layer that DFR fits on held-out images and their groups.
-
-    Args:
-        model: A vision transformer with a linear last layer or a text head.
-        images: Held-out images, normalised, [N, 3, H, W].
-        labels: Their classes, [N].
-        groups: Their groups, [N] or [N, k].
-        seed: Of halves and subsets.
-
-    Returns:
-        Another `VisionModel`; the given one is unchanged.
-
-    Example:
-        >>> import seecause as sc
-        >>> model = sc.load("builtin:critters-biased")
-        >>> data = sc.data.open_data("critters:balanced:test", limit=64)
-        >>> images = sc.background.read_images(model, data)
-        >>> groups = torch.tensor(images.groups)
-        >>> better = retrain_last_layer(model, images.images, images.labels, groups)
-        >>> better.n_classes
-        8
-    """
-    labels = checked_labels(model, images, labels)
-    seen, classes = features(model, images), model.n_classes
-    layer, _ = balanced_layer(seen, labels, groups, classes=classes, seed=seed)
-    return with_last_layer(model, layer)
 
 
 def _l1_logistic(

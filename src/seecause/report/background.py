@@ -332,9 +332,9 @@ def change_table(
     return table(rows, head=(title, "before", "after", "change", "what it is"))
 
 
-def heads_protocol(model: ImageModel, scores: HeadScores, **more: Any) -> Section:
-    """How heads were scored, and removed with `more` options."""
-    options = {**scores.protocol["scored"], **more}
+def heads_protocol(model: ImageModel, scores: HeadScores) -> Section:
+    """How heads were scored."""
+    options = {**scores.protocol["scored"]}
     assert scores.data is not None
     record = {"method": options.pop("by"), "options": options}
     return protocol_section([record | protocol(model, scores.data.images)])
