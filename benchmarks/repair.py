@@ -562,7 +562,7 @@ def hurt(view: Any, lesson: LabelledImages, marked: Any, seed: int, tiny: bool) 
     chosen = kinds[torch.randperm(len(kinds), generator=draw)[:some]].to(device)
     having = torch.isin(part.labels, chosen)
     groups = [rows.nonzero()[:, 0] for rows in (having, ~having)]
-    images, optimizer = part.images, torch.optim.AdamW(module.parameters(), lr=3e-5)
+    images, optimizer = part.images, torch.optim.AdamW(module.parameters(), lr=5e-5)
     size, half = images.shape[-1], 4 if tiny else BATCH // 2
     for step in range(1, 5 if tiny else STEPS + 1):
         rows = torch.cat(

@@ -31,7 +31,6 @@ from seecause.background.heads import (
     random_sets,
 )
 from seecause.background.images import correct_images, critter_images
-from seecause.data.batch import group_shares
 from seecause.engine.chunks import budget, plain_logits
 from seecause.engine.trace import kept_logits
 from seecause.errors import BadOption, UnknownName
@@ -95,19 +94,6 @@ def test_outcomes_are_the_gains_and_flips_of_the_ablated_model(model, cases):
     assert without["flips"] == expected["flips"]  # without a swap, too
     bare = replace(cases, labels=None, other_background=None, groups=())
     assert outcomes(model, bare, [[(0, 1)]])[0].numbers == {}
-
-
-def test_averages_over_groups_have_their_own_names(model, cases):
-    labels = model(cases.images[:4]).argmax(dim=1)
-    labels[1] = (labels[1] + 1) % model.n_classes  # one wrong prediction, in group (0, 1)
-    four = cases.take(torch.arange(4))
-    four = replace(four, groups=((0, 0), (0, 1), (1, 0), (1, 1)), labels=labels)
-    train = {(0, 0): 0.7, (0, 1): 0.1, (1, 1): 0.2}
-    found = outcomes(model, four, [[]], train=train)[0].numbers
-    assert found["mean of groups"] == pytest.approx(0.75) and found["worst group"] == 0
-    assert found["groups weighted as in training"] == pytest.approx(0.9)
-    lacking = outcomes(model, four, [[]], train={(2, 0): 0.9, (0, 0): 0.1})[0].numbers
-    assert "groups weighted as in training" not in lacking
 
 
 def test_the_curve_starts_at_the_whole_model_and_has_a_random_band(model, cases):
@@ -174,8 +160,7 @@ def test_pairs_are_scored_on_all_images_and_unlabelled_ones_on_predictions(model
 def test_the_highest_heads_go_and_the_rest_is_measured(model, train, test, result):
     heads = select("random", model, train, seed=5).top(3)
     masked = test.with_masks(test.truth)
-    shares = group_shares(train.groups)  # of all training images
-    before, after = outcomes(model, masked, [[], heads], ["grey", "swap"], train=shares)
+    before, after = outcomes(model, masked, [[], heads], ["grey", "swap"])
     assert result.heads == heads and result.before.numbers == before.numbers
     assert result.after.numbers == pytest.approx(after.numbers)
     assert after.numbers["NLL"] != pytest.approx(before.numbers["NLL"])
@@ -267,18 +252,6 @@ def test_data_must_have_what_is_asked_of_it(model, train):
     assert found.protocol["scored"]["background"] == "discovered masks, grey"
 
 
-def test_averages_are_weighted_by_the_groups_of_all_training_images(model, train, test):
-    train = replace(train, groups=tuple((int(i % 5 == 0), 0) for i in range(64)))
-    labels = plain_logits(model, test.images).argmax(dim=-1)
-    labels[::2] = (labels[::2] + 1) % 8  # one group is right, the other is not
-    test = replace(test, labels=labels, groups=tuple((i % 2, 0) for i in range(16)))
-    options = {"selector": "taylor", "sampling": {"share": 0.5, "cap": 2}, "top": 1, "draws": 1}
-    name, result = "groups weighted as in training", prune_and_test(model, train, test, **options)
-    masked, shares = test.with_masks(test.truth), group_shares(train.groups)
-    (whole,) = outcomes(model, masked, [[]], ["grey"], train=shares)
-    assert result.before.numbers[name] == pytest.approx(whole.numbers[name])
-
-
 @pytest.mark.parametrize("count", [1, 2, 5, 9])
 def test_the_choice_is_the_brute_force_greedy_one(count):
     tokens = noise(4, 9, 5) + 0.5
@@ -289,20 +262,17 @@ def test_the_choice_is_the_brute_force_greedy_one(count):
 
 
 @pytest.mark.parametrize("family", ["timm_registers", "timm_mean", "hf_siglip", "hf_dinov3"])
-@pytest.mark.parametrize("after", [0, 2])
-def test_predictions_are_read_from_the_tokens_that_stay(family, after):
+def test_predictions_are_read_from_the_tokens_that_stay(family):
     native = tiny(family)
     model, images = view(native, check=False), pictures(native)
-    logits, tokens = divprune(model, images, keep=0.4, after=after)
+    logits, tokens = divprune(model, images, keep=0.4)
     layout = model.layout
     assert tokens.sum(dim=1).tolist() == [round(0.4 * layout.n_patches)] * 2
     h = model.embed(images)
-    for block in model.blocks[:after]:
-        h = block(h, layout.at())
     for row, features in zip(tokens, h[:, layout.patches], strict=True):
         expected = reference.most_diverse(features, int(row.sum()))
         assert set(row.nonzero().flatten().tolist()) == expected
-    expected = kept_logits(model, h, tokens, layout.at(), start=after)
+    expected = kept_logits(model, h, tokens, layout.at())
     assert_close(logits, expected, atol=1e-10, rtol=0)
-    everything = divprune(model, images, keep=1.0, after=after)[0]
+    everything = divprune(model, images, keep=1.0)[0]
     assert_close(everything, model(images), atol=1e-10, rtol=0)

@@ -254,13 +254,13 @@ def test_no_guess_of_a_divergence_leaves_its_range_and_small_ones_are_the_quadra
 
 def test_a_screen_measures_the_likeliest_exactly():
     _, model, data = case()
-    exact, result = score(model, data), screen(model, data, top=2, verify=4)
+    exact, result = score(model, data), screen(model, data, top=2)
     guess = HeadScores(result.after["guess"])
-    assert result.value.isfinite().sum() == 4
-    for head in guess.order(positive=False)[:4]:
+    assert result.value.isfinite().sum() == 6
+    for head in guess.order(positive=False)[:6]:
         assert result.value[head].item() == pytest.approx(exact.value[head].item(), abs=1e-12)
     assert screen(model, data, top=1).value.isfinite().sum() == 3  # three for each
-    assert penalised(result).value.isfinite().sum() == 4
+    assert penalised(result).value.isfinite().sum() == 6
 
 
 def test_a_screen_guesses_with_the_options_that_it_measures_with():
@@ -276,7 +276,6 @@ def test_impossible_screens_are_refused():
     _, model, data = case()
     for options, message in (
         ({"top": 13}, "1 to 12"),
-        ({"top": 2, "verify": 1}, "at least as many"),
         ({"by": "luck"}, "option 'by' of screen"),
     ):
         with pytest.raises(BadOption, match=message):

@@ -66,7 +66,17 @@ def prune_heads(model: VisionModel, heads: Iterable[Head]) -> VisionModel:
         7
     """
     removed, keep = removable(model, heads), list[list[int] | None]()
-    check_sliceable(model)
+    refused = {
+        "every head has rotary frequencies of its own": any(
+            getattr(part, "rope_mixed", False) for part in model.module.modules()
+        ),
+        "every head has relative position biases of its own": any(
+            block.additive is not None for block in model.blocks
+        ),
+        "it decides by itself what each head sees": hasattr(model.module, "view_parts"),
+    }
+    for reason in (reason for reason, holds in refused.items() if holds):
+        raise UnsupportedModel(f"cutting heads out of {model.family}", reason, ZEROED)
     for layer, block in enumerate(model.blocks):
         stay = [head for head in range(block.heads) if (layer, head) not in removed]
         keep.append(stay if len(stay) < block.heads else None)  # None where a layer is whole
@@ -100,23 +110,6 @@ def _edited_copy(model: VisionModel, edit: Callable[[nn.Module, int], None]) -> 
     for layer, block in enumerate(model.blocks):
         edit(memo[id(block.owner)], layer)
     return rewrap(model, module)
-
-
-def check_sliceable(model: VisionModel) -> None:
-    """Refuse a model whose heads cannot be cut out, whichever they are."""
-    parts = model.module.modules()
-    reasons = {
-        "every head has rotary frequencies of its own": any(
-            getattr(part, "rope_mixed", False) for part in parts
-        ),
-        "every head has relative position biases of its own": any(
-            block.additive is not None for block in model.blocks
-        ),
-        "it decides by itself what each head sees": hasattr(model.module, "view_parts"),
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise UnsupportedModel(f"cutting heads out of {model.family}", reason, ZEROED)
 
 
 def removable(model: VisionModel, heads: Iterable[Head]) -> list[Head]:
@@ -187,7 +180,15 @@ def export(
         if folder.is_file():
             raise BadOption("folder", str(folder), "a folder; this is a file")
         folder.mkdir(parents=True, exist_ok=True)
-        _save_weights(edited, folder, library=origin.get("library"))
+        if origin.get("library") == "transformers":
+            module: Any = edited.module
+            module.save_pretrained(folder)
+            _save_processor(model.preprocess, folder)
+            tokenizer: Any = model.texts.get("tokenizer")
+            if hasattr(tokenizer, "save_pretrained"):
+                tokenizer.save_pretrained(folder)
+        else:
+            _save(edited.module, folder / PLAIN)
         if head is not None:
             _save(edited.extra, folder / HEAD)
         write_json(folder / CARD, card)
@@ -247,18 +248,6 @@ def _origin(model: VisionModel) -> dict[str, Any]:
     if hasattr(model.module, "save_pretrained") and hasattr(model.module, "config"):
         return {**model.origin, "library": "transformers", "class": type(model.module).__name__}
     return model.origin if "library" in model.origin else {}
-
-
-def _save_weights(model: VisionModel, folder: Path, *, library: str | None) -> None:
-    module: Any = model.module
-    if library == "transformers":
-        module.save_pretrained(folder)
-        _save_processor(model.preprocess, folder)
-        tokenizer: Any = model.texts.get("tokenizer")
-        if hasattr(tokenizer, "save_pretrained"):
-            tokenizer.save_pretrained(folder)
-    else:
-        _save(module, folder / PLAIN)
 
 
 def _save(module: Any, path: Path) -> None:

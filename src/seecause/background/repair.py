@@ -99,7 +99,7 @@ EVERY = "all"  # selects every remedy that the data allows
 SHARES, PAIR_SHARES = (0.6, 0.2, 0.2), (0.4, 0.4, 0.2)
 MAX_LOSS = 0.01  # accuracy on plain images that a remedy may cost
 TRUST = (1.0, 0.75, 0.5, 0.25, 0.1)  # how far a new last layer may be from the old one
-RIDGES = (0.01, 0.1, 1.0, 10.0)  # penalties of a corrected last layer
+RIDGES = (10.0, 1.0, 0.1, 0.01)  # penalties of a corrected last layer
 FEW = 5  # images of a class that is split by itself
 JUDGED = 400  # maximum number of images for the verdict
 SCORED = 64  # maximum number of pairs for head scores
@@ -255,49 +255,41 @@ def _best_layer(
     return key, replace(trials[key], details={by: key, f"{splits.chosen_by} by {by}": tried})
 
 
-def fit_last_layer(
-    model: VisionModel, splits: Splits, *, strength: Positive = STRENGTH
-) -> Candidate:
+def fit_last_layer(model: VisionModel, splits: Splits) -> Candidate:
     """A new last layer on versions, classes balanced, ridge; or part of the way to it."""
     anchored = splits.need_classes(model, "a new last layer")
     features, labels = splits.train.features(model)[1], splits.train.labels
     old = last_layer(model) if anchored else _layer_or_none(model)
     anchor = old if anchored else None
-    layer = new_layer(features, labels, classes=model.n_classes, strength=strength, anchor=anchor)
+    layer = new_layer(features, labels, classes=model.n_classes, anchor=anchor)
     layers = {1.0: layer}
     if old is not None and old.weight.shape == layer.weight.shape:
         layers = {share: old.towards(layer, share) for share in TRUST}
     near = ", held near the old one" if anchored else ""
     share, found = _best_layer("last-layer", model, splits, layers, "share")
     part = "" if share == 1 else f", {share:.0%} of the way from the old one"
-    done = f"A new last layer (C = {strength:g}{near}{part}) on {len(features)} versions."
+    done = f"A new last layer (C = {STRENGTH:g}{near}{part}) on {len(features)} versions."
     details = {"versions": len(features), "anchored": anchored, **found.details}
     return replace(found, done=done, details=details)
 
 
-def fold_directions(model: VisionModel, splits: Splits, *, rank: Count | None = None) -> Candidate:
+def fold_directions(model: VisionModel, splits: Splits) -> Candidate:
     """Directions in which versions differ, folded out of the old last layer."""
     old, seen = last_layer(model), splits.train.features(model)[1]
     directions = change_directions(seen, splits.train.source)
-    available = len(directions.vectors)
-    if rank is not None and rank > available:
-        raise BadOption("rank", rank, f"1 to {available} directions")
-    ranks = [*range(1, min(MOST, available) + 1)] if rank is None else [rank]
-    layers = {r: directions.fold(old, r) for r in ranks}
+    most = min(MOST, len(directions.vectors))
+    layers = {rank: directions.fold(old, rank) for rank in range(1, most + 1)}
     chosen, found = _best_layer("directions", model, splits, layers, "rank")
     done = f"{chosen} of {seen.shape[1]} directions folded out of the last layer."
     return replace(found, done=done)
 
 
-def correct_last_layer(
-    model: VisionModel, splits: Splits, *, ridge: Positive | None = None
-) -> Candidate:
+def correct_last_layer(model: VisionModel, splits: Splits) -> Candidate:
     """The old last layer corrected by least squares towards its own logits of plain images."""
     old, versions = last_layer(model), splits.train
     plain, moved = versions.features(model)
     clean = versions.clean(plain, moved)
-    ridges = sorted(RIDGES, reverse=True) if ridge is None else [ridge]
-    layers = {r: corrected_layer(old, clean, moved, versions.source, ridge=r) for r in ridges}
+    layers = {r: corrected_layer(old, clean, moved, versions.source, ridge=r) for r in RIDGES}
     chosen, found = _best_layer("least-squares", model, splits, layers, "ridge")
     done = f"The last layer corrected towards its logits of plain images (ridge {chosen:g})."
     return replace(found, done=done)
@@ -461,7 +453,7 @@ class Repair(Result):
             why = self.record.get("refused") or _NOTHING.get(self.verdict, _NO_GAIN)
             return f"{name}: {why.format(counted=self.record.get('counted'), enough=ENOUGH)}"
         n = self.numbers()
-        where = "second versions" if self.before.paired else "other backgrounds"
+        where = "both versions" if self.before.paired else "other backgrounds"
         return (
             f"{name}, {self.outcome} by {self.remedy}: other accuracy (correct on {where})"
             f" {n['before other accuracy']:.1%} -> {n['after other accuracy']:.1%}, gain"

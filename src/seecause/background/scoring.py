@@ -384,7 +384,6 @@ def screen(
     data: LabelledImages | Tensor,
     *,
     top: Count = 4,
-    verify: Count | None = None,
     seed: int = 0,
     **options: Any,
 ) -> HeadScores:
@@ -396,8 +395,7 @@ def screen(
     Args:
         model: A vision transformer.
         data: Images with `masks`, or with other versions for fill="swap".
-        top: Heads to find.
-        verify: Heads with the highest guess that are measured exactly; None: 3 * top.
+        top: Heads to find; three times as many, with the highest guesses, are measured exactly.
         seed: Draws the probes.
         **options: Options of `score`, with response "big" or "fig".
 
@@ -414,13 +412,11 @@ def screen(
         6
     """
     check_options("screen", score, options, leave_out=("heads",))
-    heads, count = len(all_heads(model)), verify or VERIFIED * top
-    if not top <= min(count, heads):
-        expected = f"1 to {heads} heads, and at least as many verified"
-        raise BadOption("top, verify", (top, count), expected)
+    if top > (heads := len(all_heads(model))):
+        raise BadOption("top", top, f"1 to {heads} heads")
     guessing = {k: v for k, v in options.items() if k not in ("guard", "progress")}
     guess = guessed(model, data, seed=seed, **guessing)
-    likeliest = guess.order(positive=False)[:count]
+    likeliest = guess.order(positive=False)[: VERIFIED * top]
     scores = score(model, data, heads=likeliest, **options)
     return replace(scores, after={**scores.after, "guess": guess.value})
 
@@ -489,7 +485,6 @@ def interchange(
     model: VisionModel,
     data: LabelledImages,
     *,
-    temperature: Positive = 1.0,
     progress: Advance = no_advance,
 ) -> HeadScores:
     """Exchange every head between images and their other versions.
@@ -497,7 +492,6 @@ def interchange(
     Args:
         model: A vision transformer.
         data: Images with `other_background`.
-        temperature: Of the predictions that are compared.
         progress: Called with the number of images that are finished.
 
     Returns:
@@ -519,11 +513,11 @@ def interchange(
 
     def run_chunk(a: int, b: int) -> None:
         rows = torch.cat([images[a:b], others[a:b]])
-        whole, other = log_probs(model(rows), temperature).split(b - a)
+        whole, other = log_probs(model(rows)).split(b - a)
         totals[a:b] = jensen_shannon(whole, other).double().cpu()
 
         def each(layer: int, at: list[int], logits: Tensor) -> None:
-            moved = jensen_shannon(whole, log_probs(logits, temperature))  # [k, b]
+            moved = jensen_shannon(whole, log_probs(logits))  # [k, b]
             effects[a:b, layer, at] = moved.double().cpu().T
 
         def content(layer: int, carried: Tensor, tokens: Tensor) -> Tensor:
@@ -535,7 +529,7 @@ def interchange(
     size = fit(n, 2 * model.forward_bytes(layout), images.device, share=HELD)
     list(in_chunks(run_chunk, n, size, what="images"))
     spread = None if n == 1 else float(standard_error(totals))
-    record = {"temperature": temperature, "effect": float(totals.mean()), "effect error": spread}
+    record = {"effect": float(totals.mean()), "effect error": spread}
     record |= protocol(model, images)
     return HeadScores(effects.mean(dim=0), standard_error(effects), protocol=record)
 
@@ -546,8 +540,6 @@ def mediated(
     model: VisionModel,
     data: LabelledImages,
     heads: Sequence[Head],
-    *,
-    temperature: Positive = 1.0,
 ) -> float:
     """The share of the whole effect of `other_background` that passes through `heads`, all
     exchanged together.
@@ -559,7 +551,6 @@ def mediated(
         model: A vision transformer.
         data: Images with `other_background`.
         heads: Pairs (layer, head), both from 0.
-        temperature: Of the predictions that are compared.
 
     Returns:
         The share.
@@ -580,7 +571,7 @@ def mediated(
         rows = torch.cat([images[a:b], others[a:b]])
         gated = {"content": lambda layer, carried, tokens: carried[b - a :]}
         mixed = gated_logits(model, rows, gates.expand(b - a, -1, -1), **gated)
-        plain, *moved = log_probs(torch.cat([model(rows), mixed]), temperature).split(b - a)
+        plain, *moved = log_probs(torch.cat([model(rows), mixed])).split(b - a)
         effects = [jensen_shannon(plain, each) for each in moved]
         return torch.stack(effects, dim=1).double().cpu()
 
@@ -593,7 +584,6 @@ def interchange_shares(
     model: VisionModel,
     data: LabelledImages,
     *,
-    temperature: Positive = 1.0,
     progress: Advance = no_advance,
 ) -> HeadScores:
     """The share of the change between two versions of an image that passes through each head.
@@ -605,7 +595,6 @@ def interchange_shares(
     scores = interchange(
         model,
         data,
-        temperature=temperature,
         progress=lambda images: progress(images * len(heads)),
     )
     whole, spread = scores.protocol["effect"], scores.protocol["effect error"]
@@ -617,9 +606,7 @@ def interchange_shares(
     if spread is None or error is None or whole <= BEYOND_ZERO * spread:
         return replace(scores, protocol=about)
     about["mediated"] = {
-        count: mediated(model, data, scores.top(count), temperature=temperature)
-        for count in TOGETHER
-        if count <= len(heads)
+        count: mediated(model, data, scores.top(count)) for count in TOGETHER if count <= len(heads)
     }
     return replace(scores, value=scores.value / whole, error=error / whole, protocol=about)
 

@@ -63,7 +63,7 @@ TERMS = {  # numbers of audits, repairs and pruning
     " image with another predicted class; of pairs, in the second version",
     "control flips": "flips on backgrounds of images predicted the same: what cutting alone does",
     "other accuracy": "correct predictions on backgrounds of images that are predicted otherwise;"
-    " of pairs, on the second versions",
+    " of pairs, on both versions",
     "gain": "change of other accuracy, over the same images and versions",
     "loss": "share of plain images whose correct predictions are lost, less those won; without"
     " labels, by the probabilities that the model gave before",
