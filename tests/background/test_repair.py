@@ -21,7 +21,7 @@ from seecause.background.last_layer import (
     corrected_layer,
     last_layer,
 )
-from seecause.background.repair import REMEDIES, Candidate, Repair, Splits, model_card
+from seecause.background.repair import REMEDIES, Candidate, Splits, model_card
 from seecause.background.transplant import worst_cell
 from seecause.errors import BadOption, UnknownName
 from tests.background.repair_toys import (
@@ -385,62 +385,35 @@ def test_pictures_are_dealt_once_and_none_that_is_reported_on_is_judged(monkeypa
     assert sum(len(places(part)) for part in parts) == 40  # versions stay together
 
 
-def a_repair(remedy="a", verdict="yes"):
-    def audit(accuracy, flips, other):
-        numbers = {"accuracy": accuracy, "flips": flips, "other accuracy": other}
-        shares = torch.full((40,), other, dtype=torch.float64)
-        judged = SimpleNamespace(accuracy_by_image=lambda: shares)
-        numbers |= {"compared images": 7}
-        return SimpleNamespace(judged=judged, numbers=lambda: numbers, paired=False)
-
-    tried = {
-        "nothing": Candidate("nothing", "Nothing.", {}, 0.0, {"worst": 0.1}),
-        "a": Candidate("a", "It was repaired.", {"y": 1}, 12.0, {"worst": 0.25},
-                       {"worst": 0.5, "loss": 0.05, "loss low": 0.02, "loss high": 0.08}),
-        "b": Candidate("b", "not tried", failed="no last layer"),
-    }  # fmt: skip
-    record = {"model": "m", "masks": "masks", "data": "d", "train": 6, "validation": 2, "test": 3,
-              "test data": "e", "seed": 4, "seecause": "1", "notes": ["Take care."],
-              "mask IoU": 0.5, "counted": 7}  # fmt: skip
-    before, after = audit(0.9, 0.8, 0.2), audit(0.85, 0.1, 0.7)
-    model = SimpleNamespace(name="m")
-    about = (tried, "worst", "cannot tell", record)
-    return Repair(model, model, remedy, verdict, before, after, *about)
-
-
-def test_the_card_says_what_was_done_what_it_cost_and_what_was_tried():
-    result = a_repair()
-    assert "repaired by a" in result.sentence and "20.0% -> 70.0%" in result.sentence
-    assert "improved, but still" in replace(result, verdict_after="yes").sentence
-    strict = replace(result, record={**result.record, "max loss": 0.01})
+def test_words_follow_from_the_interval_the_loss_and_a_second_audit(repaired):
+    assert "improved, but still" in replace(repaired, verdict_after="yes").sentence
+    strict = replace(repaired, record={**repaired.record, "max loss": -1.0})
     assert "at a loss above its limit" in strict.sentence
-    backwards = replace(result, before=result.after, after=result.before)  # no gain
+    backwards = replace(repaired, before=repaired.after, after=repaired.before)  # no gain
     assert "not shown to be repaired" in backwards.sentence
-    card = model_card(result, "nothing of this\n## Load it\n\nso")
+    nothing = {
+        "no": "nothing to repair",
+        "too few": "too few: 64 of at least 20",
+        "yes": "no remedy",
+    }
+    for verdict, words in nothing.items():
+        record = {**repaired.record, "counted": 64}
+        left = replace(repaired, remedy="nothing", verdict=verdict, record=record)
+        assert left.sentence.startswith(f"{repaired.original.name}: {words}")
+
+
+def test_the_card_says_what_was_done_what_it_cost_and_on_which_data(repaired):
+    noted = replace(repaired, record={**repaired.record, "notes": ["Take care."]})
+    card, n = model_card(noted, "nothing of this\n## Load it\n\nso"), repaired.numbers()
     for line in (
-        "It was repaired. Object masks: masks.",
+        f"{repaired.candidates[repaired.remedy].done} Object masks: given masks.",
         "Take care.",
-        "d: 6 training images, 2 validation images; reported on 3 images of e. Seed 4",
-        "| flips | 0.800 | 0.100 |",
+        "scenes: 48 training images, 16 validation images; reported on 16 images of scenes. Seed 0",
+        f"| flips | {n['before flips']:.3f} | {n['after flips']:.3f} |",
         "## Load it\n\nso",
     ):
         assert line in card, line
     assert "compared images |" not in card and "nothing of this" not in card
-    facts = result.facts()
-    assert (facts["before"]["flips"], facts["after"]["flips"]) == (0.8, 0.1)
-    assert facts["candidates"][1]["details"] == {"y": 1}
-
-
-@pytest.mark.parametrize(
-    ("verdict", "words"),
-    [
-        ("no", "m: nothing to repair"),
-        ("too few", "m: too few: 7 of at least 20 correct"),
-        ("yes", "m: no remedy"),
-    ],
-)
-def test_why_nothing_was_done(verdict, words):
-    assert a_repair("nothing", verdict).sentence.startswith(words)
 
 
 def test_small_cells_are_pooled_before_the_worst_is_taken():

@@ -263,15 +263,6 @@ def test_a_screen_measures_the_likeliest_exactly():
     assert penalised(result).value.isfinite().sum() == 6
 
 
-def test_a_screen_guesses_with_the_options_that_it_measures_with():
-    _, model, data = case(batch=4)
-    options = {"temperature": 2.0, "fill": "mean"}
-    result = screen(model, data, seed=3, **options)
-    assert_close(result.after["guess"], guessed(model, data, seed=3, **options).value)
-    (head, *_) = HeadScores(result.after["guess"]).order(positive=False)
-    assert_close(result.value[head], score(model, data, **options).value[head])
-
-
 def test_impossible_screens_are_refused():
     _, model, data = case()
     for options, message in (
