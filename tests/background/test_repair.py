@@ -131,6 +131,8 @@ def test_fine_tuning_is_tried_where_the_cheap_remedies_leave_the_shortcut(
     cases = scenes(200, usual=0.95, seed=1)
     result = sc.repair(biased, cases, per_image=2)
     assert result.verdict == "yes" and ("fine-tune" in result.candidates) == (most == 1000)
+    noted = any("was not tried unasked" in note for note in result.record["notes"])
+    assert noted == (most == 10)
     asked = sc.repair(biased, cases, per_image=2, remedies="directions")
     assert "fine-tune" not in asked.candidates
 

@@ -631,13 +631,18 @@ def repair(
         for remedy, settings in entries:
             candidates[remedy.name] = _try(view, remedy, settings, splits)
             advance(1)
-    name, refused = _choice(view, candidates, splits, verdict, force)
+    (name, refused), left_out = _choice(view, candidates, splits, verdict, force), ""
     if remedies is None and verdict == "yes" and "fine-tune" not in candidates:
         left = BackgroundAudit(candidates[name].judge(view, splits.validation)).verdict
         most = AFFORDED["cuda" if view.device.type == "cuda" else "cpu"]
         if left in ("yes", "cannot tell") and len(splits.train) <= most:
             candidates["fine-tune"] = _try(view, REMEDIES["fine-tune"], {}, splits)
             name, refused = _choice(view, candidates, splits, verdict, force)
+        elif left in ("yes", "cannot tell"):
+            left_out = (
+                "fine-tune could do better and was not tried unasked: there are"
+                f" {len(splits.train)} versions, more than {most} (--remedies last-layer,fine-tune)"
+            )
     part, tests = versions_to_test(view, report, PER_IMAGE, seed=seed + 1), {}
     reported = Judge(view, part, plain[1], groups=True)
     for known, candidate in candidates.items():
@@ -655,6 +660,7 @@ def repair(
         verdict_after = BackgroundAudit(again).verdict
     counts = {"train": train, "validation": validation, "test": report}
     record = _record(view, everything, counts, per_image, seed)
+    record["notes"] += [left_out] if left_out else []
     record |= {"max loss": max_loss, "keep": None if kept is None else kept.name}
     record |= {"counted": result.compared_images} | ({"refused": refused} if refused else {})
     skipped = (*everything.skipped, *(() if tested is None else tested.skipped))

@@ -221,7 +221,8 @@ def repair(
     Args:
         test: Dataset to report on. Default: a fifth of --data.
         remedies: What to try: directions, least-squares, last-layer, heads, fine-tune; with
-            groups=true dfr; or all. Default: the first three, and for pairs heads, too.
+            groups=true dfr; or all. Default: the first three, for pairs heads, too, and fine-tune
+            where these are not enough and there are few images.
         keep: Plain images that show what a remedy costs, such as images of all classes
             (imagenet:PATH). Default: the plain images of --data.
         max_loss: Share of the plain images that a remedy may cost. Default: 0.01, and no limit
