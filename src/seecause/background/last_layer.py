@@ -47,7 +47,7 @@ from seecause.files import write_atomic
 from seecause.loading import rewrap
 from seecause.metrics.statistics import group_accuracy
 from seecause.models.base import in_eval_mode
-from seecause.models.block import spliced, wide
+from seecause.models.block import spliced, wide, wide_dtype
 from seecause.models.parts import CosineHead, UnitLinear
 from seecause.models.view import VisionModel
 
@@ -418,7 +418,7 @@ def fine_tune(
         goals = versions.labels.to(device)
         weights = class_weights(goals.cpu(), view.n_classes).to(device)
     else:
-        goals = targets.to(device, view.dtype)
+        goals = targets.to(device, wide_dtype(view.dtype))
         weights = torch.ones(len(goals), device=device)
     curve, best = list[float](), dict[str, Tensor]()
 
