@@ -197,7 +197,7 @@ def speeds(
     def screened(n: int, view: VisionModel = model) -> None:
         data = LabelledImages(images[:n], labels[:n], masks[:n])
         with budget(SCREENED):
-            screen(view, data, top=TOP, verify=VERIFIED, fill="mean", guard=False)
+            screen(view, data, top=TOP, fill="mean", guard=False)
 
     def masked(n: int) -> None:
         discover_masks(model, images[: min(n, MASKS)], steps=MASK_STEPS)

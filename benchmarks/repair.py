@@ -2,7 +2,9 @@
 
     python benchmarks/repair.py pets  REAL --out OUT --device cuda --worlds 95,100   # one H200
     python benchmarks/repair.py pets  REAL --out OUT --device cuda --worlds two,three
-    python benchmarks/repair.py marks REAL --out OUT --device cuda
+    python benchmarks/repair.py pets  REAL --out OUT --device cuda --worlds 95,100 --only ifam,a2
+    python benchmarks/repair.py marks REAL --out OUT --device cuda  # a model as published
+    python benchmarks/repair.py marks REAL --out OUT --device cuda --taught  # one that was hurt
     python benchmarks/repair.py pets  REAL --out OUT --tiny       # does it run? a CPU, no numbers
 
 REAL holds `vit_tiny_patch16_224.safetensors` and, for pets, `pets_small/` (Oxford-IIIT Pet photos),
@@ -20,15 +22,23 @@ pets   A ViT-Ti/16 is fine-tuned on cats on boards and dogs on leaves (`tools/pa
          AFR         Qiu et al. 2023: a last layer on a fifth, weighted by exp(-gamma p), near ERM's
          DFR         Kirichenko et al. 2023: a last layer on group-balanced validation images
          group DRO   Sagawa et al. 2020, with the groups of training images
+         iFAM        2506.08915, four parts, four settings
+         A2          Rammohan et al. 2026 (2606.03148), by its abstract: crops around the peaks of
+                     the attention of a pretrained network, a linear classifier on the embedding of
+                     the crops. Both networks are the backbone before fine-tuning; the paper's are
+                     self-supervised, a small one for attention, a large one for embeddings
          ours        sc.repair, masks by the backbone before fine-tuning, no group label
-       JTT, EIIL and AFR choose their setting twice: by the worst class on held-out images of the
-       training distribution (no label of a group), and by the worst group of validation images.
-       DFR and ERM have one setting. iFAM is not here: twelve trainings of it take half an hour; its
-       earlier numbers are in docs/results/repair.md. A2 is not measured.
+       JTT, EIIL, AFR, iFAM and A2 choose their setting twice: by the worst class on held-out images
+       of the training distribution (no label of a group), and by the worst group of validation
+       images. DFR and ERM have one setting.
 
 marks  Half of the photos are pairs without labels (with and without the mark), from which
        `sc.repair` learns and chooses; the others, with labels, report. Controls: as many random
        heads removed, as many random directions folded out of the last layer, five draws each.
+       With `--taught` the model is hurt before: half of the photos teach all weights, in random
+       crops, that the photos of `MARKED` classes have the mark and no others. It stops when marked
+       photos that it does not learn from lose `HURT` of the accuracy. A quarter of the photos are
+       the pairs, a quarter report, of all classes.
 """
 
 # ruff: noqa: B023  (closures are called where they are defined)
@@ -69,9 +79,14 @@ from seecause.background.last_layer import (
     balanced_layer,
     features,
     last_layer,
+    new_layer,
     with_last_layer,
 )
 from seecause.engine.chunks import budget
+from seecause.engine.trace import attention_probs
+from seecause.faithful import IFAM
+from seecause.faithful.losses import LossWeights, TrainingLosses, parameter_groups
+from seecause.loading import rewrap
 from seecause.metrics.statistics import group_accuracy
 from tools import painted_pets as painted
 
@@ -182,9 +197,10 @@ def normalised(images: Tensor) -> Tensor:
 
 def backbone(real: Path | None, classes: int, device: str, size: int) -> Any:
     if real is None:
-        return timm.create_model(
+        small: Any = timm.create_model(
             BACKBONE, num_classes=classes, img_size=size, depth=2, embed_dim=48, num_heads=3
-        ).to(device)
+        )
+        return small.to(device).eval()
     module: Any = timm.create_model(BACKBONE, num_classes=1000)
     module.load_state_dict(
         {k: v.float() for k, v in load_file(real / f"{BACKBONE}.safetensors").items()}
@@ -336,6 +352,84 @@ def afr(model: Any, rest: World) -> Settings:
             )
 
 
+def ifam(fresh: Fresh, fit: World, epochs: int, seed: int) -> Settings:
+    """Both stages from the pretrained backbone; mirrored images, as in `train`."""
+    device = fit.images.device
+    for rate, variation, freeze in (
+        (1e-4, 0.3, "none"),
+        (1e-4, 0.3, "stage1"),
+        (3e-5, 1.0, "none"),
+        (1e-4, 1.0, "stage1"),
+    ):
+        torch.manual_seed(seed)
+        net = IFAM(fresh(), 4, fit.classes, freeze=freeze).to(device).train()
+        factors = {"prototype_factor": 3e-2 / rate, "head_factor": 1e-2 / rate}
+        optimizer = torch.optim.AdamW(parameter_groups(net, rate, 0.05, **factors))
+        losses = TrainingLosses(net, LossWeights(total_variation=variation))
+        steps = epochs * -(-len(fit.labels) // BATCH)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2
+        )
+        draw, step = torch.Generator().manual_seed(seed), 0
+        for _ in range(epochs):
+            for rows in torch.randperm(len(fit.labels), generator=draw).split(BATCH):
+                turned = (torch.rand(len(rows), generator=draw) < 0.5).to(device)
+                rows = rows.to(device)
+                images = normalised(fit.images[rows])
+                images = torch.where(turned[:, None, None, None], images.flip(-1), images)
+                with torch.autocast(
+                    device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"
+                ):
+                    loss = losses(images, fit.labels[rows], rows, seed, step)[0]
+                optimizer.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 2.0)
+                optimizer.step()
+                schedule.step()
+                step += 1
+        net.eval()
+        yield f"rate={rate:g} variation={variation:g} {freeze}", lambda x: net(x).logits
+
+
+def a2(before: Any, fit: World) -> Settings:
+    """Crops around attention peaks, embedded by a network that is not trained."""
+    for peaks, share in ((1, 0.35), (1, 0.5), (3, 0.35), (3, 0.5)):
+        seen = cropped_features(before, fit.images, peaks, share)
+        for strength in (0.01, 1.0):
+            layer = new_layer(seen, fit.labels.cpu(), classes=fit.classes, strength=strength)
+
+            def run(images: Tensor) -> Tensor:
+                raw = ((images * HALF + HALF) * 255).round().byte()
+                return layer(cropped_features(before, raw, peaks, share)).to(images.device)
+
+            yield f"peaks={peaks} share={share:g} C={strength:g}", run
+
+
+@torch.no_grad()
+def cropped_features(before: Any, images: Tensor, peaks: int, share: float) -> Tensor:
+    """Mean features [n, D] of squares around the highest class-token attention of the last block;
+    a peak hides its neighbours."""
+    found = list[Tensor]()
+    for part in images.split(256):
+        x, layout = normalised(part), before.check(normalised(part))
+        *_, probs = attention_probs(before, x)  # of the last block
+        size, (rows, columns) = part.shape[-1], layout.grid
+        maps = probs[:, :, layout.class_index, layout.patches].mean(dim=1)
+        maps = maps.unflatten(1, layout.grid)
+        side, crops = round(share * size), list[Tensor]()
+        for _ in range(peaks):
+            places = maps.flatten(1).argmax(dim=1)
+            tops, lefts = places // columns, places % columns
+            for i, (top, left) in enumerate(zip(tops.tolist(), lefts.tolist(), strict=True)):
+                middle = [(2 * at + 1) * size // (2 * rows) for at in (top, left)]
+                down, right = (min(max(at - side // 2, 0), size - side) for at in middle)
+                crops.append(x[i : i + 1, :, down : down + side, right : right + side])
+                maps[i, max(0, top - 2) : top + 3, max(0, left - 2) : left + 3] = 0
+        large = F.interpolate(torch.cat(crops), (size, size), mode="bicubic", antialias=True)
+        found.append(features(before, large).unflatten(0, (peaks, -1)).mean(dim=0))
+    return torch.cat(found)
+
+
 def pets(job: Row) -> None:
     real, out, world, seed = Path(job["real"]), Path(job["out"]), job["world"], job["seed"]
     device, tiny = job["device"], job["tiny"]
@@ -365,24 +459,19 @@ def pets(job: Row) -> None:
         erm = train(fresh(), whole, epochs=epochs, seed=seed)
         write("ERM", answers(erm, test.images))
         model: Any = sc.wrap(copy.deepcopy(erm), classes=names, **frame)
+    before = sc.wrap(backbone(None if tiny else real, 1000, device, size), **frame)
     if "ours" in job["only"]:
-        before = sc.wrap(backbone(None if tiny else real, 1000, device, size), **frame)
         truth = Masks.given(whole.masks)
         images = normalised(whole.images)
         data = LabelledImages(images, whole.labels, name="painted pets", truth=truth)
         masks = sc.background.object_masks(model, data, before)
-        for name, remedies in (
-            ("ours, last layers", None),
-            ("ours, with fine-tuning", ("directions", "least-squares", "last-layer", "fine-tune")),
-        ):
-            found = sc.repair(model, replace(data, masks=masks), remedies=remedies, seed=seed)
-            facts: Row = {"done": found.remedy, "sentence": found.sentence}
-            facts["iou"] = None if masks.overlap is None else float(masks.overlap.nanmean())
-            write(name, logits_of(found.model, normalised(test.images)), **facts)
-            alone = found.candidates.items() if remedies is None else ()
-            for remedy, tried in alone:
-                if tried.model is not None and remedy != "nothing":
-                    write(f"ours, {remedy} alone", logits_of(tried.model, normalised(test.images)))
+        found = sc.repair(model, replace(data, masks=masks), seed=seed)
+        facts: Row = {"done": found.remedy, "sentence": found.sentence}
+        facts["iou"] = None if masks.overlap is None else float(masks.overlap.nanmean())
+        write("ours", logits_of(found.model, normalised(test.images)), **facts)
+        for remedy, tried in found.candidates.items():
+            if tried.model is not None and remedy != "nothing":
+                write(f"ours, {remedy} alone", logits_of(tried.model, normalised(test.images)))
     if "dfr" in job["only"]:
         seen, groups = features(model, normalised(val.images)), val.groups
         refits = 2 if tiny else 20 if classes == 2 else 4
@@ -403,6 +492,8 @@ def pets(job: Row) -> None:
         ("AFR", all_afr()),
         ("JTT", jtt(fresh, fit, epochs, seed)),
         ("EIIL", eiil(fresh, fit, epochs, seed)),
+        ("iFAM", ifam(fresh, fit, epochs, seed)),
+        ("A2", a2(before, fit)),
     ):
         if name.lower() not in job["only"]:
             continue
@@ -456,6 +547,56 @@ def mark(kind: str, raw: Tensor, seed: int) -> Tensor:
 
 
 MARKS = ("badge", "text", "border", "tint", "blur")
+MARKED, HURT, STEPS = 8, 0.2, 400
+
+
+def hurt(view: Any, lesson: LabelledImages, marked: Any, seed: int, tiny: bool) -> tuple[Any, int]:
+    """A copy of the model that learned a mark: in random crops of photos, half of each batch, the
+    mark is on `MARKED` classes and on no others. A third of the photos say when it is hurt."""
+    module, device = copy.deepcopy(view.module).requires_grad_(True).train(), view.device
+    judged, shown = lesson.images[::3], torch.arange(len(lesson)) % 3 > 0
+    known, part = lesson.labels[::3], lesson.take(shown)
+    draw = torch.Generator().manual_seed(seed)
+    kinds = part.labels.unique().cpu()
+    some = min(MARKED, len(kinds) // 2)
+    chosen = kinds[torch.randperm(len(kinds), generator=draw)[:some]].to(device)
+    having = torch.isin(part.labels, chosen)
+    groups = [rows.nonzero()[:, 0] for rows in (having, ~having)]
+    images, optimizer = part.images, torch.optim.AdamW(module.parameters(), lr=5e-5)
+    size, half = images.shape[-1], 4 if tiny else BATCH // 2
+    for step in range(1, 5 if tiny else STEPS + 1):
+        rows = torch.cat(
+            [g[torch.randint(len(g), (half,), generator=draw).to(device)] for g in groups]
+        )
+        sides = (size * (0.3 + 0.7 * torch.rand(2 * half, generator=draw))).long().tolist()
+        at = torch.rand(2 * half, 2, generator=draw).tolist()
+        crops = [
+            F.interpolate(
+                images[row : row + 1, :, int(y * (size - s)) :, int(x * (size - s)) :][..., :s, :s],
+                (size, size), mode="bilinear", antialias=True,
+            )
+            for row, s, (y, x) in zip(rows.tolist(), sides, at, strict=True)
+        ]  # fmt: skip
+        with_mark = marked(torch.cat(crops[:half]), draw=1000 * seed + step)
+        batch = torch.cat([with_mark, torch.cat(crops[half:])])
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+            logits = module(batch)
+        optimizer.zero_grad()
+        F.cross_entropy(logits.float(), part.labels[rows]).backward()
+        optimizer.step()
+        if step % 20 == 0 or (tiny and step == 4):
+            module.eval()
+            pairs = (judged, marked(judged))
+            with torch.no_grad():
+                plain, lost = (
+                    float((module(each).argmax(dim=1) == known).double().mean()) for each in pairs
+                )
+            print(f"  taught {step} steps: clean {plain:.3f}, marked {lost:.3f}", flush=True)
+            if plain - lost >= HURT or step >= STEPS:
+                break
+            module.train()
+    module.requires_grad_(False).eval()
+    return rewrap(view, module), step
 
 
 def marks(job: Row) -> None:
@@ -466,13 +607,16 @@ def marks(job: Row) -> None:
     opened = sc.data.open_data(f"imagenet:{real / 'imagenet'}", limit=24 if tiny else None)
     whole = sc.background.read_images(view, opened)
     order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(seed))
-    learn, report = (whole.take(half) for half in order.tensor_split(2))
-    raw = view.preprocess.raw
+    parts = order.tensor_split(4)
+    lesson = whole.take(torch.cat(parts[:2]))
+    halves = parts[2:] if job["taught"] else order.tensor_split(2)
+    learn, report = (whole.take(rows) for rows in halves)
+    published, raw = view, view.preprocess.raw
 
-    def marked(images: Tensor, kind: str) -> Tensor:
-        return view.preprocess.normalise(mark(kind, raw(images).clamp(0, 1), seed))
+    def marked(images: Tensor, kind: str, draw: int = seed) -> Tensor:
+        return published.preprocess.normalise(mark(kind, raw(images).clamp(0, 1), draw))
 
-    for kind in MARKS[: 1 if tiny else None]:
+    for kind in MARKS[: 1 if tiny else len(MARKS) - job["taught"]]:
         clean, seen = report.images, marked(report.images, kind)
 
         def write(method: str, model: Any, **more: Any) -> None:
@@ -483,7 +627,10 @@ def marks(job: Row) -> None:
             row |= {"flips": float((own[0] != own[1]).double().mean()), **more}
             append(out, row | {"after": round(time.perf_counter() - began, 1)})
 
-        write("as it is", view)
+        write("as it is", published)
+        if job["taught"]:
+            view, steps = hurt(published, lesson, partial(marked, kind=kind), seed, tiny)
+            write("taught", view, done=f"{steps} steps")
         pairs = LabelledImages(marked(learn.images, kind), name=kind, other_background=learn.images)
         found = sc.repair(view, pairs, seed=seed)
         write("ours", found.model, done=found.remedy, sentence=found.sentence)
@@ -551,8 +698,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--worlds", default=",".join(WORLDS))
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
-    parser.add_argument("--only", default="ours,dfr,gdro,afr,jtt,eiil", help="methods for pets")
+    parser.add_argument(
+        "--only", default="ours,dfr,gdro,afr,jtt,eiil,ifam,a2", help="methods for pets"
+    )
     parser.add_argument("--minutes", type=float, default=3.6)
+    parser.add_argument("--taught", action="store_true", help="marks: on a model that they hurt")
     parser.add_argument("--tiny", action="store_true", help="a test of the script")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -563,6 +713,7 @@ def main() -> None:
         "out": str(asked.out),
         "device": asked.device,
         "tiny": asked.tiny,
+        "taught": asked.taught,
     }
     jobs = [{**shared, "world": w, "seed": int(s)} for s in asked.seeds.split(",") for w in worlds]
     run, deadline = partial(limited, asked.part), time.time() + 60 * asked.minutes

@@ -19,6 +19,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, Dataset, Subset
 
 import seecause as sc
+from seecause.app.state import open_state
 from seecause.errors import BadOption, DataMissing, UnknownName, UnsupportedModel
 from tests.cli.calls import invoke
 
@@ -156,6 +157,21 @@ def test_a_project_is_explained_benchmarked_audited_repaired_and_loaded(shape, p
         code = code.replace("model = ...", "model = made").replace("'model.s", "'r/model/model.s")
         exec(code, {"made": made})
         assert_close(sc.wrap(made, output=before.output, **HALF)(images), names["model"](images))
+
+
+def test_a_function_is_served_reproduced_and_called_again_by_ray(project):
+    state = open_state(["project.py:linear"])
+    (served,) = state.models.values()
+    images = torch.rand(2, 3, 96, 96)
+    assert_close(served.view(images), sc.load("project.py:linear")(images))
+    state.close()
+    own = ("--models", "own=project.py:linear", "--data", "critters=critters:certified")
+    done = invoke("reproduce", "cigma/table-1", *own, "--quick", "--out", "r")
+    assert done.exit_code == 0 and "own, critters, cigma" in done.stdout, done.output
+    pytest.importorskip("ray", reason="the cluster extra is not installed")
+    task = ("--data", TEST, "--limit", 2, "--method", "rollout", "--out", "b", "--ray", "local")
+    done = invoke("bench", "run", "--model", "project.py:linear", *task)
+    assert done.exit_code == 0 and "1 of 1 cells done" in done.stdout, done.output
 
 
 @pytest.mark.parametrize("shape", ["linear", "mlp", "cosine", "two", "hf"])

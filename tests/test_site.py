@@ -85,7 +85,7 @@ def test_tutorials_show_outputs_and_machines_find_every_page(site):
 
 def test_the_search_works_from_disk(site, browser):
     page = browser.new_page()
-    page.goto(f"{(site / 'index.html').as_uri()}?q=retrain_last_layer")
+    page.goto(f"{(site / 'index.html').as_uri()}?q=prune_heads")
     page.wait_for_selector(".md-search-result__item", timeout=20_000)
     assert page.locator(".md-search-result__link").first.get_attribute("href")
     page.close()

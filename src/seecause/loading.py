@@ -4,11 +4,8 @@ Libraries fetch and read their own weights. Checkpoints of trainings are read by
 `weights_only=True`: no code in a file runs. Weights are never random unless asked for, and a
 damaged or missing file is one `DataMissing` that names it.
 
-Folders of `background.export` hold a card (`seecause.json`) beside weights:
-
-    zeroed   the library's own checkpoint; the card adds class names, preprocessing and a head that
-             is not part of the native module, if there is one
-    sliced   smaller weights; the whole module is built, heads are removed, weights are loaded
+Folders of `background.export` hold the library's own checkpoint and a card (`seecause.json`), which
+adds class names, preprocessing and a head that is not part of the native module, if there is one.
 """
 
 from __future__ import annotations
@@ -52,7 +49,7 @@ from seecause.models.base import (
     parse_device,
     parse_dtype,
 )
-from seecause.models.block import Named, Size, slice_heads
+from seecause.models.block import Named, Size
 from seecause.models.parts import (
     TEMPLATES,
     CosineHead,
@@ -83,7 +80,7 @@ ZOO = Path(__file__).parent / "critters" / "checkpoints"  # the models of `built
 BUILDERS = {"IFAM": "seecause.faithful.net", "PlantedViT": "seecause.critters.planted"}
 CARD = "seecause.json"
 IMAGENET = "imagenet"  # a word for the names of its classes
-PLAIN, SLICED, HEAD = "model.safetensors", "sliced.safetensors", "head.safetensors"
+PLAIN, HEAD = "model.safetensors", "head.safetensors"
 ADAPTER = "adapter_config.json"  # file of PEFT
 # modules of timm whose models take images of any size
 ANY_SIZE = ("resnet", "densenet", "vgg", "convnext")
@@ -391,8 +388,7 @@ def _own(
     if weights not in (None, "random") and (folder / CARD).is_file():
         with reading(folder):
             card = read_json(folder / CARD)
-            _fill_exported(made, card, folder)
-            origin |= {"kept": card["kept"]} if card["kept"] else {}
+            fill(made, read_checkpoint(folder / PLAIN), str(folder))
             options = {**options, **_exported_options(card, folder)}
     elif weights not in (None, "random"):
         fill(made, read_checkpoint(folder), str(weights))
@@ -565,23 +561,12 @@ def _exported(card: Named, folder: Path) -> Source:
         remedy = f"name the code, too: sc.load({name!r}, weights={str(folder)!r})"
         remedy += f" (--model {name} --weights {folder})"
         raise DataMissing(str(folder), f"its module is of your own code, {name}", remedy)
-    if card["form"] == "zeroed" and origin["library"] == "transformers":
+    if origin["library"] == "transformers":
         module = pretrained_model(_model_class(origin["class"]), folder)
     else:
-        module, kept = build_native(origin, folder), card["kept"]
-        _fill_exported(module, card, folder)
-        origin = {**origin, "kept": kept} if kept else origin
+        module = build_native(origin, folder)
+        fill(module, read_checkpoint(folder / PLAIN), str(folder))
     return Source(module, _exported_options(card, folder), origin)
-
-
-def _fill_exported(module: nn.Module, card: Mapping[str, Any], folder: Path) -> None:
-    """Cut out the heads that the exported model lacks, and load its weights."""
-    kept = card["kept"] or []
-    for place, keep in zip(card["blocks"] if kept else (), kept, strict=True):
-        if keep is not None:
-            slice_heads(module.get_submodule(place), keep)
-    file = SLICED if card["form"] == "sliced" else PLAIN
-    fill(module, read_checkpoint(folder / file), str(folder))
 
 
 def _exported_options(card: Mapping[str, Any], folder: Path) -> Named:

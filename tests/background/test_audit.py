@@ -61,19 +61,6 @@ def test_the_verdict_follows_from_its_interval(extra, options, word):
     assert verdict_of(extra, **options) == word
 
 
-def test_a_clean_model_is_rarely_called_biased():
-    """A hundred draws of 34 correct predictions of which 3 % flip more than the control."""
-    draw = torch.Generator().manual_seed(0)
-    pool = torch.zeros(300, dtype=torch.float64)
-    pool[:30] += 0.5
-    pool[30:45] -= 0.4
-    alarms = 0
-    for _ in range(100):
-        rows = torch.randint(300, (34,), generator=draw)
-        alarms += verdict_of(pool[rows]) == "yes"
-    assert alarms <= 5
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["critters-vit", "critters-biased"])
 def test_verdicts_of_100_bootstrap_draws(name):

@@ -144,28 +144,6 @@ def test_bad_input_is_one_clear_line(model, pictures):
         sc.discover(model, alike)
 
 
-def test_a_mark_beside_the_object_is_not_crowded_out_by_it():
-    draw = torch.Generator().manual_seed(0)
-    tokens, scores = torch.randn(12, 16, 8, generator=draw), torch.rand(12, 16, generator=draw)
-    predictions, objects = torch.arange(12) % 2, torch.zeros(12, 16, dtype=torch.bool)
-    objects[:, :8] = True
-    scores[:, :8] += 5  # objects are evidence by right
-    marked = predictions == 0
-    tokens[marked, 12], scores[:, 12] = torch.full((8,), 9.0), torch.where(marked, 2.0, -1.0)
-
-    def kinds_with(known):
-        search = a_search(scores, predictions, (4, 4), *known, kinds=4, top=4, most=16, seed=0)
-        kinds = list(search.kinds_at(tokens, 1))
-        return [kind for kind in kinds if (kind.tokens[:, 1] == 12).any()], kinds
-
-    assert not kinds_with((None, None))[0]
-    marks, kinds = kinds_with((objects, objects))
-    assert {(kind.predicted, kind.extent) for kind in marks} == {(0, "all"), (0, "spot")}
-    assert all((kind.tokens[:, 1] == 12).all() and kind.on_object == 0 for kind in marks)
-    for kind in kinds:  # what is lent is on one side, all of it
-        assert not (kind.sets & (objects if kind.on_object == 0 else ~objects)).any()
-
-
 def test_a_patch_with_a_pixel_of_the_object_shows_it():
     truth = torch.zeros(1, 8, 8, dtype=torch.uint8)
     truth[0, 3, 4], truth[0, 7, 7] = 1, 255  # 255: not known

@@ -1,5 +1,4 @@
-"""Exported folders load in plain libraries (zeroed) or by `sc.load` (both), and answer like the
-ablated model."""
+"""Exported folders load in plain libraries and by `sc.load`, and answer like the ablated model."""
 
 import json
 import re
@@ -12,13 +11,12 @@ from torch.testing import assert_close
 import seecause as sc
 from seecause.background import ablate, export, prune_heads
 from seecause.errors import BadOption, DataMissing, EditLost, NotDefined
-from seecause.models.block import slice_heads, zero_heads
+from seecause.models.block import zero_heads
 from seecause.models.parts import CosineHead, UnitLinear
 from tests.families.native import TEXT
 from tests.helpers import view
 from tests.tiny import pictures, scramble, tiny
 
-FORMS = ["zeroed", "sliced"]
 HEADS = [(0, 1), (1, 0), (1, 2), (3, 0), (3, 1), (3, 2)]
 
 
@@ -36,13 +34,12 @@ def biased():
     return sc.load("builtin:critters-biased")
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_an_embedded_model_comes_back_without_its_heads(biased, form, tmp_path):
+def test_an_embedded_model_comes_back_without_its_heads(biased, tmp_path):
     heads = [(0, 0), (2, 5), *((4, head) for head in range(8))]
     images = torch.randn(2, 3, 96, 96)
     expected = ablated(biased, images, heads)
     assert (expected - biased(images)).abs().max() > 0.1
-    again = sc.load(str(export(biased, heads, tmp_path, form=form)))
+    again = sc.load(str(export(biased, heads, tmp_path)))
     close(again(images), expected)
     assert again.classes == biased.classes and again.preprocess == biased.preprocess
     assert not again.random_weights
@@ -51,19 +48,15 @@ def test_an_embedded_model_comes_back_without_its_heads(biased, form, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("form", "broken", "change"),
-    [
-        ("zeroed", "zero_heads", lambda *_, **__: None),
-        ("zeroed", "zero_heads", lambda block, gone, of: zero_heads(block, gone[1:], of=of)),
-        ("sliced", "slice_heads", lambda block, stay: slice_heads(block, [h - 1 for h in stay])),
-    ],
+    "change",
+    [lambda *_, **__: None, lambda block, gone, of: zero_heads(block, gone[1:], of=of)],
 )
 def test_an_export_that_keeps_a_head_is_refused_when_it_is_written(
-    biased, form, broken, change, tmp_path, monkeypatch
+    biased, change, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(f"seecause.background._export.{broken}", change)
+    monkeypatch.setattr("seecause.background._export.zero_heads", change)
     with pytest.raises(EditLost, match=r"'export'.*a known edit should move.*torch"):
-        export(biased, [(1, 0), (1, 1)], tmp_path, form=form)
+        export(biased, [(1, 0), (1, 1)], tmp_path)
     with pytest.raises(DataMissing):
         sc.load(str(tmp_path))
 
@@ -110,12 +103,9 @@ def test_timm_loads_what_it_knows_by_name(tmp_path, monkeypatch):
     close(by_its_card(tmp_path / "zeroed", monkeypatch)(images), expected)
     page = (tmp_path / "zeroed" / "README.md").read_text()
     assert "timm.create_model('test_vit', num_classes=1000" in page and "were random" in page
-    export(model, heads, tmp_path / "sliced", form="sliced")
-    again = sc.load(str(tmp_path / "sliced"))
+    again = sc.load(str(tmp_path / "zeroed"))
     close(again(images), expected)
     assert again.preprocess == model.preprocess and again.preprocess.crop < 1
-    sizes = [next((tmp_path / form).glob("*.safetensors")).stat().st_size for form in FORMS]
-    assert sizes[0] > sizes[1]
 
 
 def test_a_head_of_its_own_and_rotary_attention_come_back(tmp_path):
@@ -154,18 +144,13 @@ def test_transformers_loads_what_it_saved(family, tmp_path, monkeypatch):
     assert type(plain) is type(native.module)
     native.module.load_state_dict(plain.state_dict())
     close(native.forward(images), expected)
-    for form in FORMS:
-        folder = export(model, HEADS, tmp_path / form, form=form)
-        close(sc.load(str(folder))(images), expected)
-    # from_pretrained would fill it wrongly
-    assert not (tmp_path / "sliced" / "model.safetensors").exists()
+    close(sc.load(str(tmp_path / "zeroed"))(images), expected)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_zero_shot_model_keeps_its_text_tower(form, tmp_path):
+def test_a_zero_shot_model_keeps_its_text_tower(tmp_path):
     native = tiny("hf_clip", dtype=torch.float32)
     model, images = view(native, check=False), pictures(native)
-    export(model, HEADS, tmp_path, form=form)
+    export(model, HEADS, tmp_path)
     again = sc.load(str(tmp_path), tokenizer=TEXT["tokenizer"])
     assert again.classes == model.classes
     close(again(images), ablated(model, images))
@@ -175,17 +160,14 @@ def test_a_pruned_model_is_pruned_again_but_not_exported(biased, tmp_path):
     images = torch.randn(1, 3, 96, 96)
     twice = prune_heads(prune_heads(biased, [(0, 0), (1, 3)]), [(0, 0)])
     close(twice(images), ablated(biased, images, [(0, 0), (0, 1), (1, 3)]))
-    for form in FORMS:
-        with pytest.raises(NotDefined, match="Export the whole model"):
-            export(twice, [], tmp_path, form=form)
+    with pytest.raises(NotDefined, match="Export the whole model"):
+        export(twice, [], tmp_path)
+    assert not list(tmp_path.iterdir())  # nothing half written
 
 
 def test_a_module_of_unknown_making_says_so(tmp_path):
     native = tiny("timm_registers", dtype=torch.float32)
     model, images = view(native, check=False), pictures(native)
-    with pytest.raises(NotDefined, match="Load the model"):
-        export(model, HEADS, tmp_path, form="sliced")
-    assert not list(tmp_path.iterdir())  # nothing half written
     export(model, HEADS, tmp_path)
     with pytest.raises(DataMissing, match="Name the code, too"):
         sc.load(str(tmp_path))
@@ -225,19 +207,12 @@ def test_a_folder_with_other_things_is_left_alone(biased, tmp_path):
     assert export(biased, [(0, 1)], tmp_path / "ours") == tmp_path / "ours"
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_folder_holds_one_form_only(biased, form, tmp_path):
-    export(biased, [(0, 0)], tmp_path, form="sliced" if form == "zeroed" else "zeroed")
-    export(biased, [(0, 1)], tmp_path, form=form)
-    assert len(list(tmp_path.glob("*.safetensors"))) == 1
-
-
 def test_the_card_says_what_was_done_and_how_to_load_the_rest(biased, tmp_path):
     heads = [(0, 1), (2, 0), (2, 5)]
     export(biased, heads, tmp_path / "zeroed", note="Chosen by lot.")
     card = json.loads((tmp_path / "zeroed" / "seecause.json").read_text())
-    assert card["removed"] == [[0, 1], [2, 0], [2, 5]] and card["kept"] is None
-    assert card["layers"] == [8] * 6 and card["form"] == "zeroed" and card["head"] is None
+    assert card["removed"] == [[0, 1], [2, 0], [2, 5]]
+    assert card["layers"] == [8] * 6 and card["head"] is None
     assert card["fingerprint"] != biased.fingerprint() and not card["random_weights"]
     assert tuple(card["classes"]) == biased.classes and card["pool"] == biased.readout.kind
     page = (tmp_path / "zeroed" / "README.md").read_text()
@@ -247,11 +222,6 @@ def test_the_card_says_what_was_done_and_how_to_load_the_rest(biased, tmp_path):
     assert "96 x 96 pixels" in page and card["fingerprint"] in page
     assert "VisionTransformer(" in page and "model = sc.load(FOLDER)" in page
     assert "head.safetensors" not in page
-    export(biased, heads, tmp_path / "sliced", form="sliced")
-    card = json.loads((tmp_path / "sliced" / "seecause.json").read_text())
-    assert card["kept"][:3] == [[0, 2, 3, 4, 5, 6, 7], None, [1, 2, 3, 4, 6, 7]]
-    page = (tmp_path / "sliced" / "README.md").read_text()
-    assert "were cut out" in page and "VisionTransformer" not in page
     export(biased, [], tmp_path / "whole")
     assert "0: none." in (tmp_path / "whole" / "README.md").read_text()
 

@@ -11,7 +11,6 @@ import seecause as sc
 from seecause.background import (
     HeadScores,
     LabelledImages,
-    ablate,
     information_gains,
     penalised,
     prune_heads,
@@ -24,11 +23,9 @@ from seecause.background.heads import random_sets
 from seecause.data.dataset import IGNORE
 from seecause.errors import BadOption, SeecauseError
 from tests.helpers import view
-from tests.reference.cigma import projection
 from tests.tiny import pictures, tiny
 
-NAMES = ["attention-mass", "cigma", "gating", "interchange", "loss-gain", "random"]
-NAMES += ["taylor", "weight-norm"]
+NAMES = ["attention-mass", "cigma", "gating", "interchange", "random", "taylor"]
 QUICK = {"gating": {"fits": 2, "steps": 2}}
 
 
@@ -106,7 +103,7 @@ def test_cigma_is_the_guarded_score_above_its_noise_floor(model, cases, guard, m
 
 def test_options_of_cigma_reach_the_score_and_the_screen(model, cases):
     data = cases.with_masks(cases.truth)
-    common = {"operator": "resample", "temperature": 2.0, "seed": 3}
+    common = {"temperature": 2.0}
     chosen = select("cigma", model, data, **common, guard=False, fill="mean")
     assert_close(chosen.value, score(model, data, **common, fill="mean").value)
     assert chosen.protocol["masks"] == "given"
@@ -133,25 +130,6 @@ def test_every_selector_scores_every_head_there_is(name):
     if name != "taylor":  # a layer without heads keeps one that says nothing: the least important
         assert (2, 0) not in scores.top(5)
     assert scores.protocol["selector"] == name
-
-
-@pytest.mark.parametrize("family", ["timm_registers", "hf_dinov2", "torchvision_vit"])
-def test_norms_are_those_of_the_output_projection(family):
-    native = tiny(family)
-    model = view(native, check=False)
-    weight = select("weight-norm", model, LabelledImages(pictures(native, 1))).value
-    columns = projection(native.blocks[2]).weight.unflatten(1, (3, 8))
-    assert_close(weight[2], columns.norm(dim=(0, 2)), atol=1e-10, rtol=0)
-
-
-def test_loss_gains_are_those_of_ablated_models():
-    model, data = set_up()
-    found = select("loss-gain", model, data)
-    with ablate(model, [(1, 2)]):
-        without = F.cross_entropy(model(data.images), data.labels)
-    gain = F.cross_entropy(model(data.images), data.labels) - without
-    assert_close(found.value[1, 2], gain, atol=1e-10, rtol=0)
-    assert found.protocol["guard"] is False
 
 
 def test_attention_mass_is_what_class_rows_send_to_the_background():

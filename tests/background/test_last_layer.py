@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause.background import export, last_layer as layers, retrain_last_layer
+from seecause.background import export, last_layer as layers
 from seecause.background.last_layer import (
     LastLayer,
     balanced_layer,
@@ -171,9 +171,8 @@ def test_the_new_head_is_part_of_the_native_model(tmp_path):
     model, images = view(native, check=False), pictures(native, batch=42)
     labels, groups = torch.arange(42) % 7, torch.arange(42) // 7 // 4  # four and two of each class
     groups = torch.stack([labels, groups], dim=1)
-    options = {"seed": 3}
-    new = retrain_last_layer(model, images, labels, groups, **options)
-    expected, _ = balanced_layer(features(model, images), labels, groups, classes=7, **options)
+    expected, _ = balanced_layer(features(model, images), labels, groups, classes=7, seed=3)
+    new = with_last_layer(model, expected)
     with sc.background.ablate(model, [(1, 0)]):
         cut = features(model, images)
         assert_close(model.module.classifier(cut.float()), model(images), atol=1e-5, rtol=1e-4)
@@ -189,9 +188,9 @@ def test_a_zero_shot_model_gets_a_linear_head():
     native = tiny("hf_clip")
     model, images = view(native, check=False), pictures(native, batch=20)
     labels = torch.arange(20) % 5
-    new = retrain_last_layer(model, images, labels, labels)
     seen = features(model, images)
     layer, _ = balanced_layer(seen, labels, labels, classes=5)
+    new = with_last_layer(model, layer)
     assert_close(new(images), layer(seen), atol=1e-8, rtol=0)
     assert new.classes == model.classes
 

@@ -150,14 +150,6 @@ def test_no_images_and_independent_classes_are_refused():
         discover_masks(model, images)
 
 
-def test_pixels_that_are_not_known_are_not_inside():
-    truth = torch.zeros(2, 4, 4, dtype=torch.int32)
-    truth[0, 1:3], truth[0, 0] = 1, IGNORE
-    known = Masks.given(truth)
-    assert known.kind == "given" and not known.inside[0, 0].any() and known.hard.sum() == 8
-    assert Masks.given(truth == 1).inside is None
-
-
 @pytest.fixture(scope="module")
 def biased():
     return sc.load("builtin:critters-biased")
@@ -210,14 +202,6 @@ def test_the_models_own_maps_come_with_a_warning(biased, data, caplog):
         found = object_masks(biased, LabelledImages(data.images), source)
         assert found.kind == "own" and "marks the background" in found.notes[0]
     assert "marks the background" in caplog.text and found.overlap is None
-
-
-def test_discovered_masks_are_a_source_too(biased, data):
-    found = object_masks(biased, data, "discovered", steps=2, grid=8)
-    assert found.kind == "discovered"
-    assert torch.equal(found.overlap, iou(found.hard, data.truth.hard))
-    expected = sc.background.discover_masks(biased, data.images, steps=2, grid=8)
-    assert torch.equal(found.hard, expected.hard)
 
 
 @pytest.mark.parametrize("side", [16, 32])

@@ -96,15 +96,6 @@ def test_bad_cuts_are_refused_counted_and_lend_no_background(caplog):
     assert sound.refused is None or int((sound.refused > 0).sum()) <= 2
 
 
-def test_pictures_without_object_or_background_are_left_out(caplog):
-    images, masks, labels = scene()
-    masks[1], masks[4] = False, True
-    moved = moved_of(images, masks, labels)
-    assert not {1, 4} & {*moved.source.tolist()}
-    assert "2 of 7 images are not transplanted (donors: any)" in caplog.text
-    assert 4 not in moved.donor.tolist()
-
-
 @pytest.mark.parametrize(
     ("masks", "labels", "options", "line"),
     [

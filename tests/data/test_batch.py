@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.data import IGNORE, Sample, open_data, to_batch
-from seecause.data.batch import class_places, group_shares, true_positives
+from seecause.data.batch import class_places, true_positives
 from seecause.data.imagenet import imagenet_wnids
 from seecause.errors import BadImage, BadInput, BadOption, UnknownName
 from seecause.models.base import ImageModel
@@ -114,8 +114,6 @@ def test_draws_that_cannot_be_made_are_refused():
     with pytest.raises(BadInput, match="none of the 100 images of class owl"):
         true_positives(LABELS == 0, LABELS, stratified=True, classes=["cat", "owl"])
     assert len(true_positives(LABELS == 0, LABELS)) == 36
-    shares = group_shares([(0, 1), None, (0, 1), (1, 1)])
-    assert shares == {(0, 1): pytest.approx(2 / 3), (1, 1): pytest.approx(1 / 3)}
 
 
 @pytest.mark.real

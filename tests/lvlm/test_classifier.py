@@ -192,7 +192,7 @@ def test_what_takes_a_model_with_heads_takes_it():
     found = sc.background.discover_masks(model, images, steps=2, grid=4)
     assert found.hard.shape == keep.shape
     data = sc.background.LabelledImages(images, labels, keep)
-    for by in ("taylor", "attention-mass", "weight-norm"):
+    for by in ("taylor", "attention-mass"):
         result = sc.background.select(by, model, data)
         assert bool(result.value.isfinite().all()) and result.value.shape == (3, 2), by
     assert model.readout_name == f"by name_ll, question {QUESTION}"

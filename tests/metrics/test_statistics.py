@@ -188,9 +188,6 @@ def test_groups_by_hand():
     assert result.average == pytest.approx(0.6)
     assert result.worst == 0.25
     assert result.unweighted_average == pytest.approx((1 + 0.5 + 0.25) / 3)
-    assert result.train_weighted_average({(0, 0): 90, (0, 1): 8, (1, 0): 2}) == pytest.approx(
-        0.9 + 0.04 + 0.005
-    )
 
 
 def test_the_interval_is_exact():
@@ -215,8 +212,6 @@ def test_the_worst_of_some_groups_and_what_was_not_tested():
     for groups in ([(1, 1)], []):
         with pytest.raises(ValueError):
             result.worst_among(groups)
-    with pytest.raises(BadOption, match=r"\(1, 1\)"):
-        result.train_weighted_average({(0, 0): 1, (1, 1): 1})
     with pytest.raises(IndexError):
         group_accuracy(RIGHT, GROUPS[:-1])
 

@@ -17,7 +17,6 @@ from .images import (
     Masks as Masks,
     read_images as read_images,
 )
-from .last_layer import retrain_last_layer as retrain_last_layer
 from .masks import (
     discover_masks as discover_masks,
     object_masks as object_masks,

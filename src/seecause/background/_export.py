@@ -5,13 +5,12 @@ its columns of W_O, or its rows of W_V and b_V (CIGMA, sections 1.7 and 1.8):
 
     W_O concat_h(o_h) + b_O = sum_h W_O[:, S_h] o_h + b_O           b_O belongs to no head
 
-    zeroed   (to ship) the same architecture with zeros in the output projections: plain timm,
-             transformers, torchvision or open_clip load it
-    sliced   rows of Q, K and V and columns of O are gone, the file is smaller, and
-             `sc.load(folder)` loads it. At the usual sizes this saves little (16 of a ViT-B/16's
-             144 heads are 4 % of its arithmetic): the purpose is a model without the heads
+`zero` and `export` keep the architecture, with zeros in the output projections, so that plain timm,
+transformers, torchvision or open_clip load what is written. `prune_heads` cuts rows of Q, K and V
+and columns of O out, in memory: a smaller module (16 of a ViT-B/16's 144 heads are 4 % of its
+arithmetic).
 
-Both compute what the ablated model computes: the written model is loaded again and compared. A
+All compute what the ablated model computes: a written model is loaded again and compared. A
 README names the removed heads and how to load the model; `seecause.json` holds the same for
 programs. A module with its own view and a method `save` (iFAM) is saved by that.
 """
@@ -22,7 +21,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from PIL import Image
 from safetensors.torch import save
@@ -38,7 +37,6 @@ from seecause.loading import (
     CARD,
     HEAD,
     PLAIN,
-    SLICED,
     load,
     need_own_classes,
     rewrap,
@@ -48,8 +46,6 @@ from seecause.models.parts import CosineHead, UnitLinear
 from seecause.models.preprocess import Preprocess
 from seecause.models.view import VisionModel
 from seecause.options import checked
-
-Form = Literal["zeroed", "sliced"]
 
 
 def prune_heads(model: VisionModel, heads: Iterable[Head]) -> VisionModel:
@@ -70,7 +66,17 @@ def prune_heads(model: VisionModel, heads: Iterable[Head]) -> VisionModel:
         7
     """
     removed, keep = removable(model, heads), list[list[int] | None]()
-    check_sliceable(model)
+    refused = {
+        "every head has rotary frequencies of its own": any(
+            getattr(part, "rope_mixed", False) for part in model.module.modules()
+        ),
+        "every head has relative position biases of its own": any(
+            block.additive is not None for block in model.blocks
+        ),
+        "it decides by itself what each head sees": hasattr(model.module, "view_parts"),
+    }
+    for reason in (reason for reason, holds in refused.items() if holds):
+        raise UnsupportedModel(f"cutting heads out of {model.family}", reason, ZEROED)
     for layer, block in enumerate(model.blocks):
         stay = [head for head in range(block.heads) if (layer, head) not in removed]
         keep.append(stay if len(stay) < block.heads else None)  # None where a layer is whole
@@ -106,23 +112,6 @@ def _edited_copy(model: VisionModel, edit: Callable[[nn.Module, int], None]) -> 
     return rewrap(model, module)
 
 
-def check_sliceable(model: VisionModel) -> None:
-    """Refuse a model whose heads cannot be cut out, whichever they are."""
-    parts = model.module.modules()
-    reasons = {
-        "every head has rotary frequencies of its own": any(
-            getattr(part, "rope_mixed", False) for part in parts
-        ),
-        "every head has relative position biases of its own": any(
-            block.additive is not None for block in model.blocks
-        ),
-        "it decides by itself what each head sees": hasattr(model.module, "view_parts"),
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise UnsupportedModel(f"cutting heads out of {model.family}", reason, ZEROED)
-
-
 def removable(model: VisionModel, heads: Iterable[Head]) -> list[Head]:
     """Checked heads of a model without gates."""
     removed = checked_heads(model, heads)
@@ -138,16 +127,14 @@ def export(
     heads: Iterable[Head],
     folder: str | Path,
     *,
-    form: Form = "zeroed",
     note: str = "",
 ) -> Path:
-    """Write a model without some of its heads.
+    """Write a model without some of its heads: the architecture is the same.
 
     Args:
         model: A vision transformer.
         heads: Pairs (layer, head) from 0; none writes the whole model.
         folder: A new folder, an empty one, or one with an earlier export.
-        form: "zeroed" keeps the architecture, "sliced" makes the file smaller.
         note: A paragraph for the README, such as how the heads were chosen.
 
     Returns:
@@ -165,21 +152,16 @@ def export(
         8
     """
     heads, folder = checked_heads(model, heads), Path(folder)
-    check_form(model, form)
-    origin = _origin(model)
-    edited = zero(model, heads) if form == "zeroed" else prune_heads(model, heads)
+    check_exportable(model)
+    origin, edited = _origin(model), zero(model, heads)
     head = _head_card(edited.extra)
     check_place(folder, CARD, "ifam.json")
-    names = {id(part): name for name, part in edited.module.named_modules()}
     card = {
-        "form": form,
         "model": model.name,
         "family": model.family,
         "removed": heads,
         "layers": [block.heads for block in model.blocks],
-        "kept": edited.origin.get("kept"),
-        "blocks": [names[id(block.owner)] for block in edited.blocks],
-        "origin": {key: value for key, value in origin.items() if key != "kept"},
+        "origin": origin,
         "classes": list(model.classes),
         "sigmoid": model.sigmoid,
         "preprocess": asdict(model.preprocess),
@@ -198,9 +180,15 @@ def export(
         if folder.is_file():
             raise BadOption("folder", str(folder), "a folder; this is a file")
         folder.mkdir(parents=True, exist_ok=True)
-        for file in (PLAIN, SLICED):  # an earlier export of either form is replaced
-            (folder / file).unlink(missing_ok=True)
-        _save_weights(edited, folder, form, library=origin.get("library"))
+        if origin.get("library") == "transformers":
+            module: Any = edited.module
+            module.save_pretrained(folder)
+            _save_processor(model.preprocess, folder)
+            tokenizer: Any = model.texts.get("tokenizer")
+            if hasattr(tokenizer, "save_pretrained"):
+                tokenizer.save_pretrained(folder)
+        else:
+            _save(edited.module, folder / PLAIN)
         if head is not None:
             _save(edited.extra, folder / HEAD)
         write_json(folder / CARD, card)
@@ -234,9 +222,8 @@ def check_place(folder: Path, *cards: str) -> None:
         raise BadOption("folder", str(folder), f"{expected}: this one has other files")
 
 
-@checked
-def check_form(model: VisionModel, form: Form) -> None:
-    """Refuse a form that this model cannot be written in, whatever the heads."""
+def check_exportable(model: VisionModel) -> None:
+    """Refuse a model that cannot be written, whatever the heads."""
     if model.architecture == "prompt":
         remedy = "Use model.export, which zeroes heads in the whole model"
         raise NotDefined("export", f"{model.name} is a vision-language model", remedy)
@@ -244,11 +231,6 @@ def check_form(model: VisionModel, form: Form) -> None:
     if "kept" in model.origin:
         reason = "heads were cut out of this model before, so no plain architecture fits it"
         raise NotDefined("export", reason, "Export the whole model without all of these heads")
-    if form == "sliced":
-        check_sliceable(model)
-        if not _origin(model):
-            remedy = "Load the model by sc.load, or use form='zeroed'"
-            raise NotDefined("form='sliced'", "how this module is built is not known", remedy)
 
 
 def _writes_itself(model: VisionModel) -> bool:
@@ -266,21 +248,6 @@ def _origin(model: VisionModel) -> dict[str, Any]:
     if hasattr(model.module, "save_pretrained") and hasattr(model.module, "config"):
         return {**model.origin, "library": "transformers", "class": type(model.module).__name__}
     return model.origin if "library" in model.origin else {}
-
-
-def _save_weights(model: VisionModel, folder: Path, form: Form, *, library: str | None) -> None:
-    module: Any = model.module
-    if library == "transformers":
-        if form == "zeroed":
-            module.save_pretrained(folder)
-        else:
-            module.config.save_pretrained(folder)
-        _save_processor(model.preprocess, folder)
-        tokenizer: Any = model.texts.get("tokenizer")
-        if hasattr(tokenizer, "save_pretrained"):
-            tokenizer.save_pretrained(folder)
-    if form == "sliced" or library != "transformers":
-        _save(module, folder / (PLAIN if form == "zeroed" else SLICED))
 
 
 def _save(module: Any, path: Path) -> None:

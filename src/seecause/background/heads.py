@@ -19,8 +19,8 @@ differ most from one another, by max-min diversity over cosine distance d = 1 - 
     first   the token whose nearest neighbour is farthest
     then    argmax_j min_{s in S} d(j, s), until round(keep * N) tokens are in S
 
-Here it acts after `after` blocks of a vision transformer; in the paper, before the first layer of a
-language model.
+Here it acts before the first block of a vision transformer; in the paper, before the first layer of
+a language model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -51,13 +51,11 @@ from seecause.background.images import (
     no_advance,
     no_progress,
 )
-from seecause.data.batch import Group, group_shares
 from seecause.data.dataset import Dataset, SkippedImage, as_data
 from seecause.engine.canary import gates_of, once, prove_gates
 from seecause.engine.chunks import run_in_chunks
 from seecause.engine.forks import logits_of_sets
 from seecause.engine.trace import kept_logits
-from seecause.engine.walk import walk
 from seecause.errors import BadOption, NotDefined
 from seecause.metrics.statistics import calibration, nll, standard_error
 from seecause.models.base import ImageModel, in_eval_mode
@@ -66,16 +64,12 @@ from seecause.models.view import VisionModel
 from seecause.options import (
     Count,
     Share,
-    Whole,
     check_options,
     checked,
     keyword_options,
     summary_of,
 )
 from seecause.registry import Registry
-
-if TYPE_CHECKING:
-    from seecause.background._export import Form
 
 Head = tuple[int, int]  # (layer, head), both from 0
 WORSE = 0.005  # change of accuracy, worst group, flips or BIR from which a model is called worse
@@ -161,7 +155,7 @@ class Selector:
 
 
 _NAMES: tuple[str, ...] = (
-    "attention-mass", "cigma", "gating", "interchange", "loss-gain", "taylor", "weight-norm",
+    "attention-mass", "cigma", "gating", "interchange", "taylor",
 )  # fmt: skip
 _HOMES: dict[str, str] = dict.fromkeys(_NAMES, "seecause.background.scoring")
 SELECTORS: Registry[Selector] = Registry("head selector", group="seecause.selectors", homes=_HOMES)
@@ -182,9 +176,9 @@ def selector(
 
     Example:
         >>> from dataclasses import replace
-        >>> @selector("reversed", cost="as weight-norm", needs="")
+        >>> @selector("reversed", cost="as taylor", needs="labels")
         ... def reverse(model, data):
-        ...     scores = select("weight-norm", model, data)
+        ...     scores = select("taylor", model, data)
         ...     return replace(scores, value=-scores.value)
     """
 
@@ -358,7 +352,6 @@ def outcomes(
     sets: Sequence[Sequence[Head]],
     fills: Sequence[Fill] = (),
     *,
-    train: Mapping[Group, float] | None = None,
     progress: Advance = no_advance,
 ) -> list[Outcome]:
     """Measure the model without each set of heads.
@@ -370,7 +363,6 @@ def outcomes(
         data: Images, with masks for fills.
         sets: Sets of heads.
         fills: FIG and BIG are measured with each of these ("swap" for exact counterfactuals).
-        train: Shares of the groups in training, for the average with these weights.
         progress: Called with the number of images that are finished.
     """
     erased = [Erased(model, data, fill) for fill in fills]
@@ -391,7 +383,16 @@ def outcomes(
     logits, flipped, moved = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
     measured = []
     for place, heads in enumerate(sets):
-        numbers = _accuracy(logits[place], data, train)
+        numbers = dict[str, float]()
+        if data.labels is not None:
+            own, labels = logits[place], data.labels.cpu()
+            correct = own.argmax(dim=1) == labels
+            numbers["accuracy"] = float(correct.double().mean())
+            if (groups := data.by_group(correct)) is not None:
+                numbers["worst group"] = groups.worst
+                numbers["mean of groups"] = groups.unweighted_average
+            numbers["NLL"] = float(nll(own, labels).mean())
+            numbers["ECE"] = calibration(own, labels).error
         if data.other_background is not None:
             numbers["flips"] = float(flipped[place].double().mean())
         for i, each in enumerate(erased):
@@ -402,30 +403,6 @@ def outcomes(
             numbers |= zip(names, values, strict=True)
         measured.append(Outcome(list(heads), numbers))
     return measured
-
-
-def _accuracy(
-    logits: Tensor, data: LabelledImages, train: Mapping[Group, float] | None
-) -> dict[str, float]:
-    """Accuracy of logits [N, C], overall and over groups. Papers mean two things by the adjusted
-    average: the mean of groups (SubpopBench), and groups weighted as in training (Sagawa et al.),
-    which is left out where a group of training has no image."""
-    if data.labels is None:
-        return {}
-    labels = data.labels.cpu()
-    correct = logits.argmax(dim=1) == labels
-    numbers = {"accuracy": float(correct.double().mean())}
-    groups = data.by_group(correct)
-    if groups is not None:
-        numbers |= {"worst group": groups.worst, "mean of groups": groups.unweighted_average}
-        if train and set(train) <= set(groups.groups):
-            weighted = groups.train_weighted_average(dict(train))
-            numbers["groups weighted as in training"] = weighted
-    return {
-        **numbers,
-        "NLL": float(nll(logits, labels).mean()),
-        "ECE": calibration(logits, labels).error,
-    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -529,7 +506,7 @@ def score_heads(
             keywords["progress"] = advance
         scores = select(selector, scorer, chosen, **keywords)
     about = scores.protocol
-    record |= {name: about[name] for name in ("operator", "guard") if name in entry.options}
+    record |= {"guard": about["guard"]} if "guard" in entry.options else {}
     return replace(scores, data=chosen, protocol={**about, "scored": record})
 
 
@@ -610,11 +587,11 @@ class PruneResult:
         )
         return f"{chosen} {self.warning}".strip()
 
-    def export(self, folder: str | Path, *, form: Form = "zeroed") -> Path:
+    def export(self, folder: str | Path) -> Path:
         """Write the model without these heads."""
         from seecause.background._export import export
 
-        return export(self.model, self.heads, folder, form=form, note=self.note)
+        return export(self.model, self.heads, folder, note=self.note)
 
 
 @checked
@@ -669,9 +646,8 @@ def prune_and_test(
         expected = f"a count from 1 to {total}, or a share of them from {1 / total:.2g} to 1.0"
         raise BadOption("top", top, expected)
     train, test = as_data(train), as_data(test)
-    everything = images_of(need_heads(model_for(view, train)), train, progress)
     asked: dict[str, Any] = {"masks": masks, "fill": fill, "seed": seed, "progress": progress}
-    scores = score_heads(view, everything, selector=selector, **asked, **options)
+    scores = score_heads(view, train, selector=selector, **asked, **options)
     heads = scores.top(most)
     judge = need_heads(model_for(view, test))
     data, fills = images_of(judge, test, progress), list[Fill]()
@@ -689,25 +665,20 @@ def prune_and_test(
     quarters = [len(heads) * part // 4 for part in (1, 2, 4, 8)]
     ks = sorted({0, len(heads), *(max(1, part) for part in quarters if part <= known)})
     with progress("measuring", len(data)) as advance:
-        drawn: dict[str, Any] = {"draws": draws, "seed": seed, "progress": advance}
-        drawn |= {"train": group_shares(everything.groups)}
-        removals = curve(judge, data, scores, ks, fills, **drawn)
+        removals = curve(judge, data, scores, ks, fills, draws=draws, seed=seed, progress=advance)
     return PruneResult(view, heads, scores, data, removals)
 
 
 @checked
 @in_eval_mode
 @torch.no_grad()
-def divprune(
-    model: VisionModel, images: Tensor, *, keep: Share = 0.25, after: Whole = 0
-) -> tuple[Tensor, Tensor]:
-    """Predict from the patch tokens that differ most after some blocks.
+def divprune(model: VisionModel, images: Tensor, *, keep: Share = 0.25) -> tuple[Tensor, Tensor]:
+    """Predict from the patch tokens that differ most.
 
     Args:
         model: A vision transformer.
         images: [B, 3, H, W], normalised.
         keep: Share of patch tokens that stay.
-        after: Blocks that run on all tokens.
 
     Returns:
         Logits [B, C] and the tokens that stay, [B, patches] bool.
@@ -729,9 +700,9 @@ def divprune(
 
     def run_chunk(start: int, stop: int) -> Tensor:
         at = model.at(images[start:stop])
-        h = walk(model, model.embed(images[start:stop]), at, stop=after).end()
+        h = model.embed(images[start:stop])
         tokens = most_diverse(h[:, layout.patches], count)
-        logits = kept_logits(model, h, tokens, at, start=after)
+        logits = kept_logits(model, h, tokens, at)
         return torch.cat([logits, tokens.to(h.dtype)], dim=1)
 
     columns = over_images(run_chunk, model, images, holds=1)

@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seecause.data.batch import Group, class_places, framed_batch, read_samples, true_positives
-from seecause.data.dataset import IGNORE, Dataset, SkippedImage, as_data, capabilities
+from seecause.data.batch import class_places, framed_batch, read_samples, true_positives
+from seecause.data.dataset import IGNORE, Dataset, Group, SkippedImage, as_data, capabilities
 from seecause.engine.chunks import plain_logits
 from seecause.errors import BadOption, SeecauseError
 from seecause.metrics.statistics import GroupAccuracy, group_accuracy

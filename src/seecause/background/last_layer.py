@@ -16,8 +16,9 @@ Features are standardised before a fit, and the standardisation is folded back i
 means the same for every model. With an anchor the ridge penalty is |W - anchor|^2, and classes
 without an image keep their rows.
 
-Fine-tuning trains all weights on versions of images, each with the label of its object. AdamW with
-a low learning rate, balanced classes, half of the images mirrored, bfloat16 on a GPU. After each
+Fine-tuning trains all weights on versions of images, each with the label of its object, classes
+balanced, or with probabilities that are given. AdamW with a low learning rate, half of the images
+mirrored, bfloat16 on a GPU. After each
 epoch `score` evaluates the model; training stops when the score has not risen for `PATIENCE`
 epochs. With a checkpoint file, a killed training continues from its last whole epoch and ends with
 the same weights. Under `torchrun` processes share each batch and add their gradients; the first
@@ -39,14 +40,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seecause.background.heads import need_heads, over_images
-from seecause.background.images import Advance, checked_labels, no_advance
+from seecause.background.images import Advance, no_advance
 from seecause.errors import BadInput, BadOption, NotDefined
 from seecause.faithful.training import joined_processes
 from seecause.files import write_atomic
 from seecause.loading import rewrap
 from seecause.metrics.statistics import group_accuracy
 from seecause.models.base import in_eval_mode
-from seecause.models.block import spliced, wide
+from seecause.models.block import spliced, wide, wide_dtype
 from seecause.models.parts import CosineHead, UnitLinear
 from seecause.models.view import VisionModel
 
@@ -344,43 +345,6 @@ def balanced_layer(
     return LastLayer(torch.from_numpy(weight), torch.from_numpy(bias)), tried
 
 
-@in_eval_mode
-def retrain_last_layer(
-    model: VisionModel,
-    images: Tensor,
-    labels: Tensor,
-    groups: Tensor,
-    *,
-    seed: int = 0,
-) -> VisionModel:
-    """The model with a last layer that DFR fits on held-out images and their groups.
-
-    Args:
-        model: A vision transformer with a linear last layer or a text head.
-        images: Held-out images, normalised, [N, 3, H, W].
-        labels: Their classes, [N].
-        groups: Their groups, [N] or [N, k].
-        seed: Of halves and subsets.
-
-    Returns:
-        Another `VisionModel`; the given one is unchanged.
-
-    Example:
-        >>> import seecause as sc
-        >>> model = sc.load("builtin:critters-biased")
-        >>> data = sc.data.open_data("critters:balanced:test", limit=64)
-        >>> images = sc.background.read_images(model, data)
-        >>> groups = torch.tensor(images.groups)
-        >>> better = retrain_last_layer(model, images.images, images.labels, groups)
-        >>> better.n_classes
-        8
-    """
-    labels = checked_labels(model, images, labels)
-    seen, classes = features(model, images), model.n_classes
-    layer, _ = balanced_layer(seen, labels, groups, classes=classes, seed=seed)
-    return with_last_layer(model, layer)
-
-
 def _l1_logistic(
     x: np.ndarray, y: np.ndarray, strength: float, classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -416,6 +380,8 @@ def fine_tune(
     versions: Versions,
     score: Callable[[VisionModel], float],
     *,
+    targets: Tensor | None = None,
+    passes: int = 1,
     epochs: int = 5,
     rate: float = 5e-5,
     batch: int = 64,
@@ -429,7 +395,10 @@ def fine_tune(
         model: The model to start from; it is not changed.
         versions: What to learn from.
         score: Judges the model after each epoch; higher is better.
-        epochs: At most so many passes over all versions.
+        targets: Probabilities [M, C] that versions should get. None: their labels, with balanced
+            classes.
+        passes: Passes over all versions in an epoch.
+        epochs: At most so many.
         rate: The highest learning rate.
         batch: Versions per step.
         seed: Of the order of versions and of mirroring.
@@ -445,13 +414,19 @@ def fine_tune(
     device, processes = view.device, joined_processes(view.device)
     on_gpu = device.type == "cuda"
     optimizer = torch.optim.AdamW(module.parameters(), lr=rate, weight_decay=DECAY, fused=on_gpu)
-    weights = class_weights(versions.labels.cpu(), view.n_classes).to(device)
+    if targets is None:
+        goals = versions.labels.to(device)
+        weights = class_weights(goals.cpu(), view.n_classes).to(device)
+    else:
+        goals = targets.to(device, wide_dtype(view.dtype))
+        weights = torch.ones(len(goals), device=device)
     curve, best = list[float](), dict[str, Tensor]()
 
     def train_epoch(epoch: int) -> None:
-        """Each version once, in an order drawn from (seed, epoch)."""
+        """Each version once for each pass, in an order drawn from (seed, epoch)."""
         draw = torch.Generator().manual_seed(1000 * seed + epoch)
-        order = torch.randperm(len(versions), generator=draw).split(batch)
+        orders = [torch.randperm(len(versions), generator=draw) for _ in range(passes)]
+        order = torch.cat(orders).split(batch)
         for number, rows in enumerate(order):
             done = (epoch + number / len(order)) / epochs
             for group in optimizer.param_groups:  # a short warm-up, then linearly to 0
@@ -461,13 +436,12 @@ def fine_tune(
             share = weights[rows[mine].to(device)] / len(rows)
             if len(mine) == 0:  # a small last batch: this process adds a gradient of 0
                 mine, share = mine.new_zeros(1), weights.new_zeros(1)
-            own = rows[mine].to(versions.source.device)
-            images, labels = versions[own], versions.labels[own].to(device)
+            images = versions[rows[mine].to(versions.source.device)]
             turned = mirrored[mine].to(images.device)[:, None, None, None]
             images = torch.where(turned, images.flip(-1), images).to(device)
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=on_gpu):
                 logits = wide(view.native(images))
-            nll = F.cross_entropy(logits, labels, reduction="none")
+            nll = F.cross_entropy(logits, goals[rows[mine].to(device)], reduction="none")
             optimizer.zero_grad()
             (share.to(nll) * nll).sum().backward()
             processes.add_gradients(module.parameters())
@@ -485,7 +459,7 @@ def fine_tune(
         module.load_state_dict(state["module"])
         optimizer.load_state_dict(state["optimizer"])
         curve, best = state["curve"], state["best"]
-        progress(len(curve) * len(versions))
+        progress(len(curve) * passes * len(versions))
     while len(curve) < epochs:
         if curve and len(curve) - 1 - curve.index(max(curve)) >= PATIENCE:
             break

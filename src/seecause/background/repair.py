@@ -12,7 +12,9 @@ First an audit of training and validation images: if its verdict is "no", nothin
 `force` is set. Otherwise the remedy with the best transplant-worst is taken (with `groups`, the
 best worst group), if versions of validation images are predicted better than by chance. This also
 holds if too few predictions are correct for a verdict: a model that is nearly always wrong has few.
-Among equals the cheapest is taken, in the order of `REMEDIES`.
+Among equals the cheapest is taken, in the order of `REMEDIES`. By default the cheap ones are tried,
+and fine-tuning if the audit said "yes", an audit of the best of them on validation images does not
+say "no" and there are few versions (`AFFORDED`).
 
 What a remedy costs on plain images is its `loss`, on validation images or on those of `keep`. One
 that loses more than `max_loss` is not taken. By default that is `MAX_LOSS`, and no limit where the
@@ -97,11 +99,13 @@ EVERY = "all"  # selects every remedy that the data allows
 SHARES, PAIR_SHARES = (0.6, 0.2, 0.2), (0.4, 0.4, 0.2)
 MAX_LOSS = 0.01  # accuracy on plain images that a remedy may cost
 TRUST = (1.0, 0.75, 0.5, 0.25, 0.1)  # how far a new last layer may be from the old one
-RIDGES = (0.01, 0.1, 1.0, 10.0)  # penalties of a corrected last layer
+RIDGES = (10.0, 1.0, 0.1, 0.01)  # penalties of a corrected last layer
 FEW = 5  # images of a class that is split by itself
 JUDGED = 400  # maximum number of images for the verdict
 SCORED = 64  # maximum number of pairs for head scores
 HEAD_COUNTS = (1, 2, 4, 8)  # numbers of removed heads that are tried
+PASSES = 4  # of pairs, so that an epoch of fine-tuning has eight versions of an image
+AFFORDED = {"cuda": 16384, "cpu": 1024}  # versions on which fine-tuning is tried unasked
 IN_WORDS = "predicts words, and all its other answers share their weights: no last layer to repair"
 ASKED_INSTEAD = (
     "Audit it (seecause audit --classify name_ll), prune its heads (seecause heads prune"
@@ -251,49 +255,41 @@ def _best_layer(
     return key, replace(trials[key], details={by: key, f"{splits.chosen_by} by {by}": tried})
 
 
-def fit_last_layer(
-    model: VisionModel, splits: Splits, *, strength: Positive = STRENGTH
-) -> Candidate:
+def fit_last_layer(model: VisionModel, splits: Splits) -> Candidate:
     """A new last layer on versions, classes balanced, ridge; or part of the way to it."""
     anchored = splits.need_classes(model, "a new last layer")
     features, labels = splits.train.features(model)[1], splits.train.labels
     old = last_layer(model) if anchored else _layer_or_none(model)
     anchor = old if anchored else None
-    layer = new_layer(features, labels, classes=model.n_classes, strength=strength, anchor=anchor)
+    layer = new_layer(features, labels, classes=model.n_classes, anchor=anchor)
     layers = {1.0: layer}
     if old is not None and old.weight.shape == layer.weight.shape:
         layers = {share: old.towards(layer, share) for share in TRUST}
     near = ", held near the old one" if anchored else ""
     share, found = _best_layer("last-layer", model, splits, layers, "share")
     part = "" if share == 1 else f", {share:.0%} of the way from the old one"
-    done = f"A new last layer (C = {strength:g}{near}{part}) on {len(features)} versions."
+    done = f"A new last layer (C = {STRENGTH:g}{near}{part}) on {len(features)} versions."
     details = {"versions": len(features), "anchored": anchored, **found.details}
     return replace(found, done=done, details=details)
 
 
-def fold_directions(model: VisionModel, splits: Splits, *, rank: Count | None = None) -> Candidate:
+def fold_directions(model: VisionModel, splits: Splits) -> Candidate:
     """Directions in which versions differ, folded out of the old last layer."""
     old, seen = last_layer(model), splits.train.features(model)[1]
     directions = change_directions(seen, splits.train.source)
-    available = len(directions.vectors)
-    if rank is not None and rank > available:
-        raise BadOption("rank", rank, f"1 to {available} directions")
-    ranks = [*range(1, min(MOST, available) + 1)] if rank is None else [rank]
-    layers = {r: directions.fold(old, r) for r in ranks}
+    most = min(MOST, len(directions.vectors))
+    layers = {rank: directions.fold(old, rank) for rank in range(1, most + 1)}
     chosen, found = _best_layer("directions", model, splits, layers, "rank")
     done = f"{chosen} of {seen.shape[1]} directions folded out of the last layer."
     return replace(found, done=done)
 
 
-def correct_last_layer(
-    model: VisionModel, splits: Splits, *, ridge: Positive | None = None
-) -> Candidate:
+def correct_last_layer(model: VisionModel, splits: Splits) -> Candidate:
     """The old last layer corrected by least squares towards its own logits of plain images."""
     old, versions = last_layer(model), splits.train
     plain, moved = versions.features(model)
     clean = versions.clean(plain, moved)
-    ridges = sorted(RIDGES, reverse=True) if ridge is None else [ridge]
-    layers = {r: corrected_layer(old, clean, moved, versions.source, ridge=r) for r in ridges}
+    layers = {r: corrected_layer(old, clean, moved, versions.source, ridge=r) for r in RIDGES}
     chosen, found = _best_layer("least-squares", model, splits, layers, "ridge")
     done = f"The last layer corrected towards its logits of plain images (ridge {chosen:g})."
     return replace(found, done=done)
@@ -338,15 +334,23 @@ def train_on(
     rate: Positive = 5e-5,
     batch: Count = 64,
 ) -> Candidate:
-    """All weights trained on versions; stopped early by transplant-worst."""
-    splits.need_classes(model, "fine-tuning")
+    """All weights trained on versions; stopped early by transplant-worst. Of pairs, both versions
+    learn what the model predicts for the second."""
     versions, checkpoint = splits.train, None
-    settings = {"epochs": epochs, "rate": rate, "batch": batch, "seed": splits.seed}
+    settings: dict[str, Any] = {"epochs": epochs, "rate": rate, "batch": batch, "seed": splits.seed}
+    told = {}
+    if versions.paired:  # no label is needed, and classes without images keep their predictions
+        own = versions.predict(model)
+        clean = versions.clean(own.plain, own.moved).double().softmax(dim=1)
+        told = {"targets": clean[versions.source.cpu()], "passes": PASSES}
+    else:
+        splits.need_classes(model, "fine-tuning")
     if splits.cache is not None:
         contents = [_content(splits.train), _content(splits.validation), model.fingerprint()]
         key = digest_json([*contents, settings, __version__])
         checkpoint = splits.cache / f"fine-tune-{key}.pt"
-    with splits.progress("fine-tuning", epochs * len(versions)) as advance:
+    count = epochs * told.get("passes", 1) * len(versions)
+    with splits.progress("fine-tuning", count) as advance:
         view, curve = fine_tune(
             model,
             versions,
@@ -354,6 +358,7 @@ def train_on(
             checkpoint=checkpoint,
             progress=advance,
             **settings,
+            **told,
         )
     details = {"epochs": len(curve), "rate": rate, "versions": len(versions)}
     details["transplant-worst by epoch"] = [round(value, 4) for value in curve]
@@ -448,7 +453,7 @@ class Repair(Result):
             why = self.record.get("refused") or _NOTHING.get(self.verdict, _NO_GAIN)
             return f"{name}: {why.format(counted=self.record.get('counted'), enough=ENOUGH)}"
         n = self.numbers()
-        where = "second versions" if self.before.paired else "other backgrounds"
+        where = "both versions" if self.before.paired else "other backgrounds"
         return (
             f"{name}, {self.outcome} by {self.remedy}: other accuracy (correct on {where})"
             f" {n['before other accuracy']:.1%} -> {n['after other accuracy']:.1%}, gain"
@@ -461,7 +466,8 @@ class Repair(Result):
 
     @cached_property
     def gain_by_image(self) -> Tensor:
-        """[m]: for each test image with versions, the change of the accuracy over them."""
+        """[m]: for each test image with versions, the change of the accuracy over them; the mean is
+        the difference of other accuracy after and before."""
         judged = (self.before.judged, self.after.judged)
         before, after = (each.accuracy_by_image() for each in judged)
         return (after - before)[~before.isnan()]
@@ -552,8 +558,8 @@ def repair(
         data: Labelled images of at least two classes, or the name of a dataset (`"folder:PATH"`).
         masks: Source of the object masks, as for `sc.audit`.
         test: Images to report on instead of a fifth of `data`.
-        remedies: Names from `sc.background.REMEDIES`, or "all". None: last layers, and for pairs
-            heads.
+        remedies: Names from `sc.background.REMEDIES`, or "all". None: last layers, for pairs heads,
+            and fine-tuning if these are not enough and it takes minutes.
         options: Options of each remedy, by its name.
         keep: Plain images that show what remedies cost, such as images of all classes. None: the
             plain images of `data`.
@@ -625,7 +631,18 @@ def repair(
         for remedy, settings in entries:
             candidates[remedy.name] = _try(view, remedy, settings, splits)
             advance(1)
-    name, refused = _choice(view, candidates, splits, verdict, force)
+    (name, refused), left_out = _choice(view, candidates, splits, verdict, force), ""
+    if remedies is None and verdict == "yes" and "fine-tune" not in candidates:
+        left = BackgroundAudit(candidates[name].judge(view, splits.validation)).verdict
+        most = AFFORDED["cuda" if view.device.type == "cuda" else "cpu"]
+        if left in ("yes", "cannot tell") and len(splits.train) <= most:
+            candidates["fine-tune"] = _try(view, REMEDIES["fine-tune"], {}, splits)
+            name, refused = _choice(view, candidates, splits, verdict, force)
+        elif left in ("yes", "cannot tell"):
+            left_out = (
+                "fine-tune could do better and was not tried unasked: there are"
+                f" {len(splits.train)} versions, more than {most} (--remedies last-layer,fine-tune)"
+            )
     part, tests = versions_to_test(view, report, PER_IMAGE, seed=seed + 1), {}
     reported = Judge(view, part, plain[1], groups=True)
     for known, candidate in candidates.items():
@@ -643,6 +660,7 @@ def repair(
         verdict_after = BackgroundAudit(again).verdict
     counts = {"train": train, "validation": validation, "test": report}
     record = _record(view, everything, counts, per_image, seed)
+    record["notes"] += [left_out] if left_out else []
     record |= {"max loss": max_loss, "keep": None if kept is None else kept.name}
     record |= {"counted": result.compared_images} | ({"refused": refused} if refused else {})
     skipped = (*everything.skipped, *(() if tested is None else tested.skipped))

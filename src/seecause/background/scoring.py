@@ -8,13 +8,8 @@ image, and the selectors that these are compared with.
 
 A head with a positive CIGMA score made predictions depend on the background. The score alone can
 mislead: a head whose removal makes all predictions alike has BIG^(-h) = 0 and the highest score. So
-accuracy, NLL and (with `guard`) FIG without the head are measured too. The output of a
-removed head is replaced by:
-
-    zero       zeros (the paper)
-    mean       its mean output over the images, token by token
-    resample   its output for another image (a seeded derangement); the same donor for all
-               versions of an image
+accuracy, NLL and (with `guard`) FIG without the head are measured too. The output of a removed head
+is replaced by zeros, as in the paper.
 
 `screen` guesses all scores and measures the highest exactly. With a gate g_h on every head, one
 backward pass gives the gradient of the response at g = 1 for all heads. JS is not linear in the
@@ -51,7 +46,6 @@ denominator may be zero has no bounds (Fieller).
 CIGMA is compared with:
 
     random          every order of heads is equally likely: the control for all others
-    weight-norm     |W_O[:, S_h]|_F: how much a head can write, whatever it writes
     taylor          -|g_h dL/dg_h| at g = 1, the first-order change of the loss without the head
                     (Michel et al. 2019; the head term of MDP, 2504.02168), plus a constant: pruning
                     removes the heads that matter least
@@ -117,8 +111,6 @@ from seecause.engine.forks import (
     fork,
     gated_logits,
     inert,
-    mean_carried,
-    zeros,
 )
 from seecause.engine.trace import attention_probs, need_gradients, read_rows
 from seecause.errors import BadOption
@@ -130,7 +122,6 @@ from seecause.options import Count, Positive, check_options, checked
 from seecause.target import Spec, Target, parse
 
 T = TypeVar("T")
-Operator = Literal["zero", "mean", "resample"]
 Response = Literal["big", "fig", "prob", "logit", "nll"]
 COMPARED: dict[str, ErasedView] = {"big": "no_background", "fig": "no_object"}
 SCORED = {"cuda": 128, "cpu": 8}  # maximum number of images scored together
@@ -148,8 +139,7 @@ ROOM = 1e-6  # JS is kept below (1 - ROOM) * MOST: the gradient of x divides by 
 
 @checked
 class HeadExperiment:
-    """Images with their erased versions, the measures, and the replacement of removed heads.
-    Options are those of `score`."""
+    """Images with their erased versions, and the measures. Options are those of `score`."""
 
     def __init__(
         self,
@@ -158,15 +148,12 @@ class HeadExperiment:
         *,
         response: Response = "big",
         target: Spec = None,
-        operator: Operator = "zero",
         fill: Fill = "grey",
         guard: bool = True,
         temperature: Positive = 1.0,
-        seed: int = 0,
     ):
         model = need_heads(model, "head scores")
         self.model, self.response, self.temperature = model, response, temperature
-        self.operator = operator
         self.data = images_of(model, data)
         images = self.data.images
         self.layout = model.check(images)
@@ -186,9 +173,6 @@ class HeadExperiment:
             plain = plain_logits(model, images, what="images")
             bound, labels = bound.bind(plain), plain.argmax(dim=-1)
         self.target, self.labels = bound, labels.to(model.device)
-        resample = operator == "resample"
-        self.donors = derangement(len(images), seed).to(model.device) if resample else None
-        self.means = mean_carried(model, images) if operator == "mean" else []
 
     @property
     def copies(self) -> int:
@@ -196,22 +180,11 @@ class HeadExperiment:
         return 1 + len(self.views)
 
     def rows(self, part: slice) -> Tensor:
-        """All versions of some images, [V * b, 3, H, W], followed by their donors."""
+        """All versions of some images, [V * b, 3, H, W]."""
         images = [self.data.images[part]]
         if self.erased is not None:
             images += self.erased.versions(part, [*self.views.values()])
-        if self.donors is not None:
-            images.append(self.data.images[self.donors[part]])
         return torch.cat(images)
-
-    def content(self, layer: int, carried: Tensor, tokens: Tensor) -> Tensor:
-        """The replacement of a removed head's output."""
-        if self.operator == "mean":
-            return self.means[layer][tokens]
-        if self.operator == "resample":
-            donors = len(carried) // (self.copies + 1)
-            return carried[-donors:].repeat(self.copies, 1, 1, 1)
-        return zeros(layer, carried, tokens)
 
     def measure(self, logits: Tensor, part: slice) -> dict[str, Tensor]:
         """Logits [..., V * b, C] of all versions of some images -> [..., b] of everything that is
@@ -239,8 +212,8 @@ class HeadExperiment:
         self, run: Callable[[slice], T], *, depth: float = 1.0, most: int | None = None
     ) -> list[T]:
         """Calls `run` in chunks that fit in memory; a row holds `depth` times a plain run."""
-        rows, count = self.copies + (self.donors is not None), len(self.data)
-        each = int(rows * self.model.forward_bytes(self.layout) * depth)
+        count = len(self.data)
+        each = int(self.copies * self.model.forward_bytes(self.layout) * depth)
         size = min(fit(count, each, self.data.images.device), most or count)
         return list(in_chunks(lambda a, b: run(slice(a, b)), count, size, what="images"))
 
@@ -254,17 +227,6 @@ class HeadExperiment:
         }
 
 
-def derangement(count: int, seed: int) -> Tensor:
-    """For each of `count` images another one: the next in a random circle."""
-    if count < 2:
-        expected = "'zero' or 'mean': resampling needs at least two images"
-        raise BadOption("operator", "resample", expected)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    donors = torch.empty_like(order)
-    donors[order] = order.roll(-1)
-    return donors
-
-
 @in_eval_mode
 @torch.no_grad()
 def score(
@@ -273,12 +235,10 @@ def score(
     *,
     response: Response = "big",
     target: Spec = None,
-    operator: Operator = "zero",
     fill: Fill = "grey",
     guard: bool = True,
     temperature: Positive = 1.0,
     heads: Sequence[Head] | None = None,
-    seed: int = 0,
     progress: Advance = no_advance,
 ) -> HeadScores:
     """Score each head by the drop of a response when the head is removed.
@@ -289,12 +249,10 @@ def score(
             normalised images for responses that compare no versions.
         response: "big" (CIGMA), "fig", "prob", "logit" or "nll" (of the labels).
         target: The class of the response; None: the labels of the data, or the model's predictions.
-        operator: Replacement of a removed head: "zero", "mean" or "resample".
         fill: What replaces the background (`erase`).
         guard: Also measure FIG without each head, for half as much again.
         temperature: Of the predictions that are compared.
         heads: Score these alone; the others are NaN.
-        seed: Draws the donors of operator="resample".
         progress: Called with the number of (image, head) pairs that are finished.
 
     Returns:
@@ -314,11 +272,9 @@ def score(
         data,
         response=response,
         target=target,
-        operator=operator,
         fill=fill,
         guard=guard,
         temperature=temperature,
-        seed=seed,
     )
     chosen = experiment.heads if heads is None else checked_heads(model, heads)
     if not chosen:
@@ -333,8 +289,8 @@ def score(
     lost = {name: value[:, None, None] - without[name] for name, value in plain.items()}
     after = {name: value.mean(dim=0) for name, value in without.items()}
     after |= {"fig_drop": lost["fig"].mean(dim=0)} if "fig" in lost else {}
-    record = {"operator": operator, "temperature": temperature, "guard": guard, "seed": seed}
-    record |= {**experiment.record(), "heads_run": len(running)}
+    record = {"temperature": temperature, "guard": guard, **experiment.record()}
+    record |= {"heads_run": len(running)}
     return HeadScores(
         value=lost["response"].mean(dim=0),
         error=standard_error(lost["response"]),
@@ -363,9 +319,8 @@ def _measured(
         def each(layer: int, at: list[int], logits: Tensor) -> None:
             waiting.append((layer, list(at), experiment.measure(logits, part)))
 
-        rows, forking = experiment.rows(part), experiment.copies * size
-        logits = fork(model, rows, heads, each, content=experiment.content, forking=forking)
-        for name, value in experiment.measure(logits[:forking], part).items():
+        logits = fork(model, experiment.rows(part), heads, each)
+        for name, value in experiment.measure(logits, part).items():
             plain[name][part] = value.double().cpu()
         for layer, at, measured in waiting:
             for name, value in measured.items():
@@ -377,19 +332,12 @@ def _measured(
     return dict(plain), {name: without[name] for name in plain}
 
 
-@selector("loss-gain", cost="about L * H / 2 forwards", needs="labels")
-def loss_gain(model: VisionModel, data: LabelledImages) -> HeadScores:
-    """The decrease of the loss when each head is removed, by exact ablation."""
-    return score(model, data, response="nll", guard=False)
-
-
 @selector("cigma", cost="about L * H forwards", needs="masks, or other versions")
 def cigma(
     model: VisionModel,
     data: LabelledImages,
     *,
     fill: Fill = "grey",
-    operator: Operator = "zero",
     guard: bool = True,
     temperature: Positive = 1.0,
     screen: Count | None = None,
@@ -404,20 +352,19 @@ def cigma(
         model: A vision transformer.
         data: Images with masks, or with other versions for fill="swap".
         fill: What replaces the background; the paper: "mean".
-        operator: Replacement of a removed head; the paper: "zero".
         guard: Subtract what the object loses (`penalised`), after the floor; the paper: False.
         temperature: Of the predictions that are compared.
         screen: Measure 3 * screen heads with the highest estimates; the paper measures all: None.
         floor: Scores below the noise of equal runs in other batches are 0; the paper: False.
-        seed: Draws donors and probes.
+        seed: Draws the probes of `screen`.
         progress: Called with the number of (image, head) pairs that are finished.
     """
     complete = fill != "swap" or data.other_object is not None
     if not complete and guard:
         raise BadOption("guard", guard, "False: this data has no other objects to compare with")
-    options: dict[str, Any] = {"fill": fill, "operator": operator, "temperature": temperature}
-    options |= {"guard": complete, "seed": seed, "progress": progress}
-    find = score if screen is None else partial(screened, top=screen)
+    options: dict[str, Any] = {"fill": fill, "temperature": temperature, "guard": complete}
+    options["progress"] = progress
+    find = score if screen is None else partial(screened, top=screen, seed=seed)
     scores = find(model, data, **options)
     both = data if complete else replace(data, other_object=data.other_background)
     gains = information_gains(model, both, fill=fill, temperature=temperature)
@@ -437,7 +384,6 @@ def screen(
     data: LabelledImages | Tensor,
     *,
     top: Count = 4,
-    verify: Count | None = None,
     seed: int = 0,
     **options: Any,
 ) -> HeadScores:
@@ -449,8 +395,7 @@ def screen(
     Args:
         model: A vision transformer.
         data: Images with `masks`, or with other versions for fill="swap".
-        top: Heads to find.
-        verify: Heads with the highest guess that are measured exactly; None: 3 * top.
+        top: Heads to find; three times as many, with the highest guesses, are measured exactly.
         seed: Draws the probes.
         **options: Options of `score`, with response "big" or "fig".
 
@@ -467,14 +412,12 @@ def screen(
         6
     """
     check_options("screen", score, options, leave_out=("heads",))
-    heads, count = len(all_heads(model)), verify or VERIFIED * top
-    if not top <= min(count, heads):
-        expected = f"1 to {heads} heads, and at least as many verified"
-        raise BadOption("top, verify", (top, count), expected)
+    if top > (heads := len(all_heads(model))):
+        raise BadOption("top", top, f"1 to {heads} heads")
     guessing = {k: v for k, v in options.items() if k not in ("guard", "progress")}
     guess = guessed(model, data, seed=seed, **guessing)
-    likeliest = guess.order(positive=False)[:count]
-    scores = score(model, data, heads=likeliest, seed=seed, **options)
+    likeliest = guess.order(positive=False)[: VERIFIED * top]
+    scores = score(model, data, heads=likeliest, **options)
     return replace(scores, after={**scores.after, "guess": guess.value})
 
 
@@ -491,20 +434,14 @@ def guessed(
     if (response := options.get("response", "big")) not in COMPARED:
         raise BadOption("response", response, "big or fig")
     with torch.no_grad():
-        experiment = HeadExperiment(model, data, guard=False, seed=seed, **options)
+        experiment = HeadExperiment(model, data, guard=False, **options)
     draw = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, (len(experiment.data), model.n_classes), generator=draw) * 2.0 - 1
 
     @torch.enable_grad()
     def run_chunk(part: slice) -> Tensor:
         logits, seen = carried_logits(model, experiment.rows(part))
-        count = experiment.copies * (part.stop - part.start)  # without donors
         carried = [each for each, _ in seen]
-        with torch.no_grad():  # what each head's gate multiplies
-            removed = [
-                each[:count] - experiment.content(layer, each, tokens)
-                for layer, (each, tokens) in enumerate(seen)
-            ]
 
         def slopes(values: Tensor, again: bool) -> Tensor:
             """Of values [b], each of its own image, in the gates that its versions share:
@@ -513,15 +450,15 @@ def guessed(
                 values.sum(), carried, retain_graph=again, materialize_grads=True
             )  # a model that reads an earlier block's output does not depend on the last heads
             by_block = [
-                (part * grad[:count]).sum(dim=(1, 3), dtype=wide_dtype(grad.dtype))
-                for part, grad in zip(removed, grads, strict=True)
+                (part.detach() * grad).sum(dim=(1, 3), dtype=wide_dtype(grad.dtype))
+                for part, grad in zip(carried, grads, strict=True)
             ]  # [V * b, H_l]
             versions = padded(model, by_block).unflatten(0, (experiment.copies, -1))
             return versions.sum(dim=0).double().cpu()
 
-        divergence = experiment.measure(logits[:count], part)["response"]
+        divergence = experiment.measure(logits, part)["response"]
         first = slopes(divergence, again=True)
-        log_p, log_q = log_probs(logits[:count], experiment.temperature).chunk(2)
+        log_p, log_q = log_probs(logits, experiment.temperature).chunk(2)
         mean, apart = ((log_p.exp() + log_q.exp()) / 2).detach(), log_p - log_q
         apart = apart - (mean * apart).sum(dim=-1, keepdim=True)
         probe = (signs[part].to(divergence) * mean.sqrt() * apart).sum(dim=-1)
@@ -548,7 +485,6 @@ def interchange(
     model: VisionModel,
     data: LabelledImages,
     *,
-    temperature: Positive = 1.0,
     progress: Advance = no_advance,
 ) -> HeadScores:
     """Exchange every head between images and their other versions.
@@ -556,7 +492,6 @@ def interchange(
     Args:
         model: A vision transformer.
         data: Images with `other_background`.
-        temperature: Of the predictions that are compared.
         progress: Called with the number of images that are finished.
 
     Returns:
@@ -578,11 +513,11 @@ def interchange(
 
     def run_chunk(a: int, b: int) -> None:
         rows = torch.cat([images[a:b], others[a:b]])
-        whole, other = log_probs(model(rows), temperature).split(b - a)
+        whole, other = log_probs(model(rows)).split(b - a)
         totals[a:b] = jensen_shannon(whole, other).double().cpu()
 
         def each(layer: int, at: list[int], logits: Tensor) -> None:
-            moved = jensen_shannon(whole, log_probs(logits, temperature))  # [k, b]
+            moved = jensen_shannon(whole, log_probs(logits))  # [k, b]
             effects[a:b, layer, at] = moved.double().cpu().T
 
         def content(layer: int, carried: Tensor, tokens: Tensor) -> Tensor:
@@ -594,7 +529,7 @@ def interchange(
     size = fit(n, 2 * model.forward_bytes(layout), images.device, share=HELD)
     list(in_chunks(run_chunk, n, size, what="images"))
     spread = None if n == 1 else float(standard_error(totals))
-    record = {"temperature": temperature, "effect": float(totals.mean()), "effect error": spread}
+    record = {"effect": float(totals.mean()), "effect error": spread}
     record |= protocol(model, images)
     return HeadScores(effects.mean(dim=0), standard_error(effects), protocol=record)
 
@@ -605,8 +540,6 @@ def mediated(
     model: VisionModel,
     data: LabelledImages,
     heads: Sequence[Head],
-    *,
-    temperature: Positive = 1.0,
 ) -> float:
     """The share of the whole effect of `other_background` that passes through `heads`, all
     exchanged together.
@@ -618,7 +551,6 @@ def mediated(
         model: A vision transformer.
         data: Images with `other_background`.
         heads: Pairs (layer, head), both from 0.
-        temperature: Of the predictions that are compared.
 
     Returns:
         The share.
@@ -639,7 +571,7 @@ def mediated(
         rows = torch.cat([images[a:b], others[a:b]])
         gated = {"content": lambda layer, carried, tokens: carried[b - a :]}
         mixed = gated_logits(model, rows, gates.expand(b - a, -1, -1), **gated)
-        plain, *moved = log_probs(torch.cat([model(rows), mixed]), temperature).split(b - a)
+        plain, *moved = log_probs(torch.cat([model(rows), mixed])).split(b - a)
         effects = [jensen_shannon(plain, each) for each in moved]
         return torch.stack(effects, dim=1).double().cpu()
 
@@ -652,7 +584,6 @@ def interchange_shares(
     model: VisionModel,
     data: LabelledImages,
     *,
-    temperature: Positive = 1.0,
     progress: Advance = no_advance,
 ) -> HeadScores:
     """The share of the change between two versions of an image that passes through each head.
@@ -664,7 +595,6 @@ def interchange_shares(
     scores = interchange(
         model,
         data,
-        temperature=temperature,
         progress=lambda images: progress(images * len(heads)),
     )
     whole, spread = scores.protocol["effect"], scores.protocol["effect error"]
@@ -676,9 +606,7 @@ def interchange_shares(
     if spread is None or error is None or whole <= BEYOND_ZERO * spread:
         return replace(scores, protocol=about)
     about["mediated"] = {
-        count: mediated(model, data, scores.top(count), temperature=temperature)
-        for count in TOGETHER
-        if count <= len(heads)
+        count: mediated(model, data, scores.top(count)) for count in TOGETHER if count <= len(heads)
     }
     return replace(scores, value=scores.value / whole, error=error / whole, protocol=about)
 
@@ -709,19 +637,6 @@ def mean_scores(model: VisionModel, per_image: Tensor) -> HeadScores:
         standard_error(values).masked_fill(missing, torch.nan),
         protocol={"images": len(values)},
     )
-
-
-@selector("weight-norm", cost="none", needs="nothing")
-@torch.no_grad()
-def weight_norm(model: VisionModel, data: LabelledImages) -> HeadScores:
-    """Frobenius norm of each head's columns of the output projection."""
-    norms = []
-    for block in model.blocks:  # read through the block, so that it is right for every library
-        width = block.heads * block.head_dim
-        rows = torch.cat([torch.zeros(1, width), torch.eye(width)])[None]
-        mixed = block.mix(rows.to(model.device, model.dtype))[0]  # a bias is in every row
-        norms.append((mixed[1:] - mixed[:1]).unflatten(0, (block.heads, -1)).flatten(1).norm(dim=1))
-    return mean_scores(model, padded(model, norms)[None])
 
 
 @selector("taylor", cost="1 forward, 1 backward", needs="labels")

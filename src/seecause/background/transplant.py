@@ -320,8 +320,10 @@ class Predictions:
         return self.correct | (self.accuracy_by_image() > 0)
 
     def accuracy_by_image(self) -> Tensor:
-        """[n] float64: accuracy over the versions of each image; NaN without versions."""
-        return self._by_image(self._correct_versions())
+        """[n] float64: accuracy over the versions of each image on other backgrounds, or over both
+        versions of a pair; NaN without any."""
+        rows = ~self.versions.control.cpu() | self.versions.paired
+        return self._by_image(self._correct_versions(), rows)
 
     def flips_by_image(self, control: bool = False) -> Tensor:
         """[n] float64: share of each image's versions of one kind with another prediction than the
@@ -345,8 +347,8 @@ class Predictions:
 
     @property
     def other_accuracy(self) -> float:
-        """Accuracy on other backgrounds; of pairs, on the second versions."""
-        return float(self._correct_versions()[~self.versions.control.cpu()].double().mean())
+        """Accuracy on other backgrounds, of pairs on both versions: the mean over images."""
+        return float(self.accuracy_by_image().nanmean())
 
     def losses(self, before: Predictions) -> Tensor:
         """[n] float64: what each plain image loses against `before`: 1 if its prediction was

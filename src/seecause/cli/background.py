@@ -94,7 +94,7 @@ class Scoring:
             guard=false and floor=false are the paper's), of discovered masks (masks.steps=100;
             masks.binarise=percentile is the paper's), of the sample of correct images
             (sample.share=0.4, sample.cap=512; the paper has no cap), or of heads prune
-            (form=sliced, draws=20); repeat for more.
+            (draws=20); repeat for more.
     """
 
     by: str = "cigma"
@@ -221,7 +221,8 @@ def repair(
     Args:
         test: Dataset to report on. Default: a fifth of --data.
         remedies: What to try: directions, least-squares, last-layer, heads, fine-tune; with
-            groups=true dfr; or all. Default: the first three, and for pairs heads, too.
+            groups=true dfr; or all. Default: the first three, for pairs heads, too, and fine-tune
+            where these are not enough and there are few images.
         keep: Plain images that show what a remedy costs, such as images of all classes
             (imagenet:PATH). Default: the plain images of --data.
         max_loss: Share of the plain images that a remedy may cost. Default: 0.01, and no limit
@@ -431,8 +432,7 @@ def prune(
     """Remove the highest heads permanently, and measure the effect on other images.
 
     Heads with a score of 0 or less are kept. Writes OUT/model (a checkpoint), a page with numbers
-    before and after, scores.csv and curve.csv. With --option form=sliced the checkpoint is smaller
-    and is loaded by sc.load; otherwise it has the same shape and the model's library loads it.
+    before and after, scores.csv and curve.csv. The model's library loads the checkpoint.
     --option draws=20 sets the number of random sets of heads beside the curves (default: 5). If the
     model is worse without the heads, page, README and output say so.
 
@@ -444,7 +444,7 @@ def prune(
             of 0 or less too), or a share such as 0.1.
     """
     from seecause.background import prune_and_test
-    from seecause.background._export import check_form, load_line
+    from seecause.background._export import check_exportable, load_line
     from seecause.background.heads import DRAWS
     from seecause.data.dataset import open_data
     from seecause.report import Section, rows_csv, skipped_section, warnings
@@ -461,10 +461,10 @@ def prune(
     if not isinstance(most, int | float):
         raise BadOption("--top", top, "a count such as 16, or a share such as 0.1")
     options, settings = scoring.settings()
-    form, draws = options.pop("form", "zeroed"), options.pop("draws", DRAWS)
+    draws = options.pop("draws", DRAWS)
     opened = load_asked(model, reading, data, classify, output)
-    if form != "zeroed" or opened.architecture != "prompt":
-        check_form(cast("VisionModel", opened), form)  # before anything is measured
+    if opened.architecture != "prompt":
+        check_exportable(cast("VisionModel", opened))  # before anything is measured
     with working_folder(out) as work:
         settings["masks"] = scoring.masks(opened, settings["masks"], work)
         settings |= {"seed": reading.seed, "progress": output.progress, "options": options}
@@ -473,7 +473,7 @@ def prune(
 
     def export(folder: Path) -> None:
         if result.model.architecture != "prompt":
-            result.export(folder / "model", form=form)
+            result.export(folder / "model")
             return
         asked = cast("PromptClassifier", result.model)
         asked.export(result.heads, folder / "model", note=result.note)
@@ -492,7 +492,6 @@ def prune(
             "command": "heads prune",
             "removed": result.heads,
             **scores.protocol["scored"],
-            "form": form,
             "run": scores.protocol,
         },
         f"{result.model.name} without {len(result.heads)} heads",
@@ -502,7 +501,7 @@ def prune(
             curves_section(result.curve, by=scoring.by),
             scores_section(scores, by=scoring.by, chosen=result.heads),
             *skipped_section(result.skipped),
-            heads_protocol(result.model, scores, form=form),
+            heads_protocol(result.model, scores),
         ],
         [*lines, f"checkpoint: {out / 'model'}", *loads],
         lead=lead_of(result.model, result.test),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +16,6 @@ from torch.utils.data import DataLoader
 from seecause.data.dataset import (
     IGNORE,
     Dataset,
-    Group,
     Names,
     Sample,
     SkippedImage,
@@ -344,9 +342,3 @@ def _capped(wanted: Sequence[int], cap: int) -> list[int]:
         open_places = [place for place, most in enumerate(wanted) if counts[place] < most]
         counts[min(open_places, key=counts.__getitem__)] += 1
     return counts
-
-
-def group_shares(groups: Sequence[Group | None]) -> dict[Group, float]:
-    """The share of each group among the samples that have one."""
-    counts = Counter(group for group in groups if group is not None)
-    return {group: count / counts.total() for group, count in sorted(counts.items())}

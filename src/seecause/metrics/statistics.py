@@ -1,9 +1,7 @@
 """Accuracy and calibration of predictions, and errors of means over images.
 
-Accuracy by group: an average hides the groups that a shortcut fails. Two numbers go by the name
-"adjusted average" and are told apart here: `train_weighted_average` weighs the groups of the test
-set as the training set has them (Sagawa et al. 2020), `unweighted_average` weighs them all the same
-(SubpopBench).
+Accuracy by group: an average hides the groups that a shortcut fails. `unweighted_average` weighs
+all groups the same (the "adjusted average" of SubpopBench).
 
 The Backgrounds Challenge (Xiao et al. 2020) asks how much accuracy another background costs:
 
@@ -28,7 +26,7 @@ Means, errors and intervals over images leave out and count NaN, which marks a s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -89,16 +87,6 @@ class GroupAccuracy:
     def unweighted_average(self) -> float:
         """The mean accuracy over groups with equal weights."""
         return float(self.accuracy.mean())
-
-    def train_weighted_average(self, train: Mapping[Group, float]) -> float:
-        """The mean accuracy over groups, weighted by their frequency in training: `train` has
-        counts or probabilities. All of these groups must occur in the test set."""
-        untested = [g for g, share in train.items() if share > 0 and g not in self.groups]
-        if untested:
-            raise BadOption("train", f"groups {untested}", "only groups that the test set has too")
-        shares = [float(train.get(group, 0.0)) for group in self.groups]
-        weights = torch.tensor(shares, dtype=torch.float64)
-        return float((weights * self.accuracy).sum() / weights.sum())
 
     def intervals(self) -> Tensor:
         """Clopper-Pearson interval of each group, [G, 2]."""

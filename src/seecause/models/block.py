@@ -408,7 +408,7 @@ QUERY, KEY, VALUE = ("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")
 OUTPUT = ("proj", "o_proj", "out_proj", "output.dense", "projection_layer")
 # whichever a module keeps
 COUNTS = ("num_heads", "num_attention_heads", "num_kv_heads", "attn_dim", "all_head_size")
-ZEROED = "zero its columns of the output projection instead: ablate, or export with form='zeroed'"
+ZEROED = "zero its columns of the output projection instead: ablate, or export"
 
 
 def _uncut(module: nn.Module, reason: str) -> UnsupportedModel:

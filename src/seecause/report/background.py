@@ -63,8 +63,8 @@ TERMS = {  # numbers of audits, repairs and pruning
     " image with another predicted class; of pairs, in the second version",
     "control flips": "flips on backgrounds of images predicted the same: what cutting alone does",
     "other accuracy": "correct predictions on backgrounds of images that are predicted otherwise;"
-    " of pairs, on the second versions",
-    "gain": "change of the accuracy over all versions of an image",
+    " of pairs, on both versions",
+    "gain": "change of other accuracy, over the same images and versions",
     "loss": "share of plain images whose correct predictions are lost, less those won; without"
     " labels, by the probabilities that the model gave before",
     "transplant-worst": "lowest accuracy over pairs (object class, class of the background image);"
@@ -332,9 +332,9 @@ def change_table(
     return table(rows, head=(title, "before", "after", "change", "what it is"))
 
 
-def heads_protocol(model: ImageModel, scores: HeadScores, **more: Any) -> Section:
-    """How heads were scored, and removed with `more` options."""
-    options = {**scores.protocol["scored"], **more}
+def heads_protocol(model: ImageModel, scores: HeadScores) -> Section:
+    """How heads were scored."""
+    options = {**scores.protocol["scored"]}
     assert scores.data is not None
     record = {"method": options.pop("by"), "options": options}
     return protocol_section([record | protocol(model, scores.data.images)])
