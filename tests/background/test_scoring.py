@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.background import HeadScores, LabelledImages, penalised, score, screen
-from seecause.background.scoring import guessed, saturated
+from seecause.background.scoring import derangement, guessed, saturated
 from seecause.engine.chunks import budget
 from seecause.errors import BadImage, BadOption, NotDefined
 from tests.background.toys import masked_case as case
@@ -57,10 +57,42 @@ def test_the_paper_fills_with_the_mean_colour():
     assert_close(found, naive(native, images, gain(fill="mean")), atol=1e-10, rtol=0)
     default = score(model, data).protocol
     assert default["fill"] == "grey"  # see test_known_models
-    said = [default[name] for name in ("response", "temperature", "guard")]
-    assert said == ["big", 1.0, True]
+    assert [default[name] for name in ("response", "operator", "temperature", "guard", "seed")] == [
+        "big", "zero", 1.0, True, 0,
+    ]  # fmt: skip
     warm = score(model, data, temperature=2.0)
     assert_close(warm.effects, naive(native, images, gain(temperature=2.0)), atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["timm_registers", "timm_clip", "hf_vit"])
+def test_mean_and_resampled_heads_are_what_hooks_put_there(family):
+    native, model, data = case(family, batch=3)
+    images, masks = data.images, data.masks.hard
+    seen = [
+        torch.stack([reference.carried(native.forward, block, image) for image in images])
+        for block in native.blocks
+    ]  # [B, T, H * dh]
+
+    def put(contents):
+        def changed(i, layer, head):
+            return reference.carrying(
+                native.blocks[layer],
+                head,
+                WIDTH,
+                contents(i, layer)[:, head * WIDTH : (head + 1) * WIDTH],
+            )
+
+        return changed
+
+    donors = derangement(3, seed=4).tolist()
+    assert donors != derangement(3, seed=0).tolist()
+    for operator, contents in (
+        ("mean", lambda i, layer: seen[layer].mean(dim=0)),
+        ("resample", lambda i, layer: seen[layer][donors[i]]),
+    ):
+        expected = naive(native, images, big(native, images, masks), put(contents))
+        result = score(model, data, operator=operator, seed=4, guard=False)
+        assert_close(result.effects, expected, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["timm_registers", "hf_vit", "torchvision_vit"])
@@ -186,6 +218,7 @@ def test_penalised_scores_have_errors_and_effects_of_their_own():
     ("options", "message"),
     [
         ({"response": "bigger"}, "big, fig, prob, logit, nll"),
+        ({"operator": "shuffle"}, "zero, mean, resample"),
         ({"heads": [(4, 0)]}, "layers 0-3"),
         ({"heads": []}, "at least one"),
         ({"temperature": 0}, "above 0"),
@@ -205,6 +238,8 @@ def test_bad_data_and_models_are_refused():
     images = data.images
     one = data.take(torch.tensor([0]))
     assert score(model, one).error.isnan().all()  # one image says nothing of others
+    with pytest.raises(BadOption, match="resampling needs at least two"):
+        score(model, one, operator="resample")
     with pytest.raises(BadOption, match="masks of the images"):
         score(model, images)
     with pytest.raises(BadImage, match="at least one image"):
@@ -235,11 +270,12 @@ def test_the_guess_is_that_of_the_slow_twin():
         guessed(model, data, response="logit")
 
 
-def test_a_guess_takes_chunks():
+@pytest.mark.parametrize("operator", ["zero", "mean", "resample"])
+def test_a_guess_takes_operators_and_chunks(operator):
     _, model, data = case(batch=4)
-    whole = guessed(model, data, response="fig")
+    whole = guessed(model, data, operator=operator, response="fig")
     with budget(1):
-        parts = guessed(model, data, response="fig")
+        parts = guessed(model, data, operator=operator, response="fig")
     assert_close(whole.value, parts.value, atol=1e-12, rtol=0)
 
 
@@ -261,6 +297,15 @@ def test_a_screen_measures_the_likeliest_exactly():
         assert result.value[head].item() == pytest.approx(exact.value[head].item(), abs=1e-12)
     assert screen(model, data, top=1).value.isfinite().sum() == 3  # three for each
     assert penalised(result).value.isfinite().sum() == 6
+
+
+def test_a_screen_guesses_with_the_options_that_it_measures_with():
+    _, model, data = case(batch=4)
+    options = {"temperature": 2.0, "fill": "mean", "operator": "resample", "seed": 3}
+    result = screen(model, data, **options)
+    assert_close(result.after["guess"], guessed(model, data, **options).value)
+    (head, *_) = HeadScores(result.after["guess"]).order(positive=False)
+    assert_close(result.value[head], score(model, data, **options).value[head])
 
 
 def test_impossible_screens_are_refused():

@@ -13,6 +13,7 @@ from seecause.engine.forks import (
     gated_logits,
     inert,
     logits_of_sets,
+    mean_carried,
 )
 from seecause.engine.walk import walk
 from seecause.models.block import zero_heads
@@ -127,6 +128,18 @@ def test_logits_hang_on_what_heads_carried_and_on_nothing_before():
     read = model.readout(steps.h, model.layout)
     (through_all,) = torch.autograd.grad(read[:, 2].sum(), leaf)
     assert_close(slopes[0], through_all, atol=1e-12, rtol=0)
+
+
+@torch.no_grad()
+def test_the_mean_of_what_heads_carry_does_not_hang_on_chunks():
+    _, model, images = ready("timm_deit3", 3)
+    steps = walk(model, model.embed(images), model.at(images))
+    expected = [step.carried.mean(dim=0) for step in steps]
+    for limit in (None, 1):
+        with budget(limit):
+            assert_close(mean_carried(model, images), expected, atol=1e-12, rtol=0)
+    half = mean_carried(view(tiny("timm_deit3", torch.bfloat16), check=False), images.bfloat16())
+    assert {x.dtype for x in half} == {torch.bfloat16}
 
 
 def test_heads_that_cannot_matter_are_known_without_a_run():

@@ -32,12 +32,13 @@ def scores(dtype) -> Named:
 
 @golden("heads", slow=True)
 def cigma(dtype) -> Named:
-    """Scores with each response."""
+    """Scores with each response and operator."""
     view, data = model(BIASED, dtype), replace(labelled(dtype), labels=None)
     labels = labelled(dtype).labels[:2]
-    found = sc.background.score(view, data.take(torch.arange(3)))
-    yield "zero/value", found.value
-    yield "zero/error", found.error
+    for operator in ("zero", "mean", "resample"):
+        found = sc.background.score(view, data.take(torch.arange(3)), operator=operator)
+        yield f"{operator}/value", found.value
+        yield f"{operator}/error", found.error
     for response in ("fig", "prob"):
         given = {"response": response, "target": labels, "guard": False}
         yield response, sc.background.score(view, data.take(torch.arange(2)), **given).value

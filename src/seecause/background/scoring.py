@@ -8,8 +8,13 @@ image, and the selectors that these are compared with.
 
 A head with a positive CIGMA score made predictions depend on the background. The score alone can
 mislead: a head whose removal makes all predictions alike has BIG^(-h) = 0 and the highest score. So
-accuracy, NLL and (with `guard`) FIG without the head are measured too. The output of a removed head
-is replaced by zeros, as in the paper.
+accuracy, NLL and (with `guard`) FIG without the head are measured too. The output of a
+removed head is replaced by:
+
+    zero       zeros (the paper)
+    mean       its mean output over the images, token by token
+    resample   its output for another image (a seeded derangement); the same donor for all
+               versions of an image
 
 `screen` guesses all scores and measures the highest exactly. With a gate g_h on every head, one
 backward pass gives the gradient of the response at g = 1 for all heads. JS is not linear in the
@@ -111,6 +116,8 @@ from seecause.engine.forks import (
     fork,
     gated_logits,
     inert,
+    mean_carried,
+    zeros,
 )
 from seecause.engine.trace import attention_probs, need_gradients, read_rows
 from seecause.errors import BadOption
@@ -122,6 +129,7 @@ from seecause.options import Count, Positive, check_options, checked
 from seecause.target import Spec, Target, parse
 
 T = TypeVar("T")
+Operator = Literal["zero", "mean", "resample"]
 Response = Literal["big", "fig", "prob", "logit", "nll"]
 COMPARED: dict[str, ErasedView] = {"big": "no_background", "fig": "no_object"}
 SCORED = {"cuda": 128, "cpu": 8}  # maximum number of images scored together
@@ -139,7 +147,8 @@ ROOM = 1e-6  # JS is kept below (1 - ROOM) * MOST: the gradient of x divides by 
 
 @checked
 class HeadExperiment:
-    """Images with their erased versions, and the measures. Options are those of `score`."""
+    """Images with their erased versions, the measures, and the replacement of removed heads.
+    Options are those of `score`."""
 
     def __init__(
         self,
@@ -148,12 +157,15 @@ class HeadExperiment:
         *,
         response: Response = "big",
         target: Spec = None,
+        operator: Operator = "zero",
         fill: Fill = "grey",
         guard: bool = True,
         temperature: Positive = 1.0,
+        seed: int = 0,
     ):
         model = need_heads(model, "head scores")
         self.model, self.response, self.temperature = model, response, temperature
+        self.operator = operator
         self.data = images_of(model, data)
         images = self.data.images
         self.layout = model.check(images)
@@ -173,6 +185,9 @@ class HeadExperiment:
             plain = plain_logits(model, images, what="images")
             bound, labels = bound.bind(plain), plain.argmax(dim=-1)
         self.target, self.labels = bound, labels.to(model.device)
+        resample = operator == "resample"
+        self.donors = derangement(len(images), seed).to(model.device) if resample else None
+        self.means = mean_carried(model, images) if operator == "mean" else []
 
     @property
     def copies(self) -> int:
@@ -180,11 +195,22 @@ class HeadExperiment:
         return 1 + len(self.views)
 
     def rows(self, part: slice) -> Tensor:
-        """All versions of some images, [V * b, 3, H, W]."""
+        """All versions of some images, [V * b, 3, H, W], followed by their donors."""
         images = [self.data.images[part]]
         if self.erased is not None:
             images += self.erased.versions(part, [*self.views.values()])
+        if self.donors is not None:
+            images.append(self.data.images[self.donors[part]])
         return torch.cat(images)
+
+    def content(self, layer: int, carried: Tensor, tokens: Tensor) -> Tensor:
+        """The replacement of a removed head's output."""
+        if self.operator == "mean":
+            return self.means[layer][tokens]
+        if self.operator == "resample":
+            donors = len(carried) // (self.copies + 1)
+            return carried[-donors:].repeat(self.copies, 1, 1, 1)
+        return zeros(layer, carried, tokens)
 
     def measure(self, logits: Tensor, part: slice) -> dict[str, Tensor]:
         """Logits [..., V * b, C] of all versions of some images -> [..., b] of everything that is
@@ -212,8 +238,8 @@ class HeadExperiment:
         self, run: Callable[[slice], T], *, depth: float = 1.0, most: int | None = None
     ) -> list[T]:
         """Calls `run` in chunks that fit in memory; a row holds `depth` times a plain run."""
-        count = len(self.data)
-        each = int(self.copies * self.model.forward_bytes(self.layout) * depth)
+        rows, count = self.copies + (self.donors is not None), len(self.data)
+        each = int(rows * self.model.forward_bytes(self.layout) * depth)
         size = min(fit(count, each, self.data.images.device), most or count)
         return list(in_chunks(lambda a, b: run(slice(a, b)), count, size, what="images"))
 
@@ -227,6 +253,17 @@ class HeadExperiment:
         }
 
 
+def derangement(count: int, seed: int) -> Tensor:
+    """For each of `count` images another one: the next in a random circle."""
+    if count < 2:
+        expected = "'zero' or 'mean': resampling needs at least two images"
+        raise BadOption("operator", "resample", expected)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    donors = torch.empty_like(order)
+    donors[order] = order.roll(-1)
+    return donors
+
+
 @in_eval_mode
 @torch.no_grad()
 def score(
@@ -235,10 +272,12 @@ def score(
     *,
     response: Response = "big",
     target: Spec = None,
+    operator: Operator = "zero",
     fill: Fill = "grey",
     guard: bool = True,
     temperature: Positive = 1.0,
     heads: Sequence[Head] | None = None,
+    seed: int = 0,
     progress: Advance = no_advance,
 ) -> HeadScores:
     """Score each head by the drop of a response when the head is removed.
@@ -249,10 +288,12 @@ def score(
             normalised images for responses that compare no versions.
         response: "big" (CIGMA), "fig", "prob", "logit" or "nll" (of the labels).
         target: The class of the response; None: the labels of the data, or the model's predictions.
+        operator: Replacement of a removed head: "zero", "mean" or "resample".
         fill: What replaces the background (`erase`).
         guard: Also measure FIG without each head, for half as much again.
         temperature: Of the predictions that are compared.
         heads: Score these alone; the others are NaN.
+        seed: Draws the donors of operator="resample".
         progress: Called with the number of (image, head) pairs that are finished.
 
     Returns:
@@ -272,9 +313,11 @@ def score(
         data,
         response=response,
         target=target,
+        operator=operator,
         fill=fill,
         guard=guard,
         temperature=temperature,
+        seed=seed,
     )
     chosen = experiment.heads if heads is None else checked_heads(model, heads)
     if not chosen:
@@ -289,8 +332,8 @@ def score(
     lost = {name: value[:, None, None] - without[name] for name, value in plain.items()}
     after = {name: value.mean(dim=0) for name, value in without.items()}
     after |= {"fig_drop": lost["fig"].mean(dim=0)} if "fig" in lost else {}
-    record = {"temperature": temperature, "guard": guard, **experiment.record()}
-    record |= {"heads_run": len(running)}
+    record = {"operator": operator, "temperature": temperature, "guard": guard, "seed": seed}
+    record |= {**experiment.record(), "heads_run": len(running)}
     return HeadScores(
         value=lost["response"].mean(dim=0),
         error=standard_error(lost["response"]),
@@ -319,8 +362,9 @@ def _measured(
         def each(layer: int, at: list[int], logits: Tensor) -> None:
             waiting.append((layer, list(at), experiment.measure(logits, part)))
 
-        logits = fork(model, experiment.rows(part), heads, each)
-        for name, value in experiment.measure(logits, part).items():
+        rows, forking = experiment.rows(part), experiment.copies * size
+        logits = fork(model, rows, heads, each, content=experiment.content, forking=forking)
+        for name, value in experiment.measure(logits[:forking], part).items():
             plain[name][part] = value.double().cpu()
         for layer, at, measured in waiting:
             for name, value in measured.items():
@@ -338,6 +382,7 @@ def cigma(
     data: LabelledImages,
     *,
     fill: Fill = "grey",
+    operator: Operator = "zero",
     guard: bool = True,
     temperature: Positive = 1.0,
     screen: Count | None = None,
@@ -352,19 +397,20 @@ def cigma(
         model: A vision transformer.
         data: Images with masks, or with other versions for fill="swap".
         fill: What replaces the background; the paper: "mean".
+        operator: Replacement of a removed head; the paper: "zero".
         guard: Subtract what the object loses (`penalised`), after the floor; the paper: False.
         temperature: Of the predictions that are compared.
         screen: Measure 3 * screen heads with the highest estimates; the paper measures all: None.
         floor: Scores below the noise of equal runs in other batches are 0; the paper: False.
-        seed: Draws the probes of `screen`.
+        seed: Draws donors and probes.
         progress: Called with the number of (image, head) pairs that are finished.
     """
     complete = fill != "swap" or data.other_object is not None
     if not complete and guard:
         raise BadOption("guard", guard, "False: this data has no other objects to compare with")
-    options: dict[str, Any] = {"fill": fill, "temperature": temperature, "guard": complete}
-    options["progress"] = progress
-    find = score if screen is None else partial(screened, top=screen, seed=seed)
+    options: dict[str, Any] = {"fill": fill, "operator": operator, "temperature": temperature}
+    options |= {"guard": complete, "seed": seed, "progress": progress}
+    find = score if screen is None else partial(screened, top=screen)
     scores = find(model, data, **options)
     both = data if complete else replace(data, other_object=data.other_background)
     gains = information_gains(model, both, fill=fill, temperature=temperature)
@@ -417,7 +463,7 @@ def screen(
     guessing = {k: v for k, v in options.items() if k not in ("guard", "progress")}
     guess = guessed(model, data, seed=seed, **guessing)
     likeliest = guess.order(positive=False)[: VERIFIED * top]
-    scores = score(model, data, heads=likeliest, **options)
+    scores = score(model, data, heads=likeliest, seed=seed, **options)
     return replace(scores, after={**scores.after, "guess": guess.value})
 
 
@@ -434,14 +480,20 @@ def guessed(
     if (response := options.get("response", "big")) not in COMPARED:
         raise BadOption("response", response, "big or fig")
     with torch.no_grad():
-        experiment = HeadExperiment(model, data, guard=False, **options)
+        experiment = HeadExperiment(model, data, guard=False, seed=seed, **options)
     draw = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, (len(experiment.data), model.n_classes), generator=draw) * 2.0 - 1
 
     @torch.enable_grad()
     def run_chunk(part: slice) -> Tensor:
         logits, seen = carried_logits(model, experiment.rows(part))
+        count = experiment.copies * (part.stop - part.start)  # without donors
         carried = [each for each, _ in seen]
+        with torch.no_grad():  # what each head's gate multiplies
+            removed = [
+                each[:count] - experiment.content(layer, each, tokens)
+                for layer, (each, tokens) in enumerate(seen)
+            ]
 
         def slopes(values: Tensor, again: bool) -> Tensor:
             """Of values [b], each of its own image, in the gates that its versions share:
@@ -450,15 +502,15 @@ def guessed(
                 values.sum(), carried, retain_graph=again, materialize_grads=True
             )  # a model that reads an earlier block's output does not depend on the last heads
             by_block = [
-                (part.detach() * grad).sum(dim=(1, 3), dtype=wide_dtype(grad.dtype))
-                for part, grad in zip(carried, grads, strict=True)
+                (part * grad[:count]).sum(dim=(1, 3), dtype=wide_dtype(grad.dtype))
+                for part, grad in zip(removed, grads, strict=True)
             ]  # [V * b, H_l]
             versions = padded(model, by_block).unflatten(0, (experiment.copies, -1))
             return versions.sum(dim=0).double().cpu()
 
-        divergence = experiment.measure(logits, part)["response"]
+        divergence = experiment.measure(logits[:count], part)["response"]
         first = slopes(divergence, again=True)
-        log_p, log_q = log_probs(logits, experiment.temperature).chunk(2)
+        log_p, log_q = log_probs(logits[:count], experiment.temperature).chunk(2)
         mean, apart = ((log_p.exp() + log_q.exp()) / 2).detach(), log_p - log_q
         apart = apart - (mean * apart).sum(dim=-1, keepdim=True)
         probe = (signs[part].to(divergence) * mean.sqrt() * apart).sum(dim=-1)

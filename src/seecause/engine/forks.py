@@ -21,7 +21,7 @@ from torch import Tensor
 
 from seecause.engine.chunks import fit, in_chunks, run_in_chunks
 from seecause.engine.walk import Step, Walk, walk
-from seecause.models.block import At, span
+from seecause.models.block import At, span, wide_dtype
 from seecause.models.view import VisionModel
 
 Head = tuple[int, int]  # (layer, head), both from 0
@@ -154,6 +154,23 @@ def _gated_rest(
         mixed = instead + gate * (carried[:count] - instead)
         step.carried = mixed if count == len(carried) else torch.cat([mixed, carried[count:]])
     return model.readout.of_rows(steps.h[:count], at.layout)
+
+
+@torch.no_grad()
+def mean_carried(model: VisionModel, images: Tensor) -> list[Tensor]:
+    """The mean over images of what each head carries at each token, one [T, H, dh] for each
+    block."""
+    layout = model.check(images)
+    sums: list[Tensor] = []
+
+    def run_images(a: int, b: int) -> list[Tensor]:
+        steps = walk(model, model.embed(images[a:b]), model.at(images[a:b]))
+        return [step.carried.sum(dim=0, dtype=wide_dtype(step.carried.dtype)) for step in steps]
+
+    size = fit(len(images), model.forward_bytes(layout), images.device)
+    for part in in_chunks(run_images, len(images), size, what="images"):
+        sums = [x + y for x, y in zip(sums, part, strict=True)] if sums else part
+    return [(total / len(images)).to(model.dtype) for total in sums]
 
 
 @torch.no_grad()
