@@ -99,7 +99,7 @@ def wrap(
     name: str | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    size: tuple[int, int] | int | None = None,
+    size: Size | int | None = None,
     classes: ClassNames | None = None,
     head: nn.Module | Tensor | None = None,
     pool: Kind | None = None,
@@ -248,7 +248,7 @@ def load(
     weights: str | Path | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
-    size: tuple[int, int] | int | None = None,
+    size: Size | int | None = None,
     classes: ClassNames | None = None,
     trust_remote_code: bool = False,
     **options: Any,
@@ -322,7 +322,7 @@ def load(
     if classes == IMAGENET and "tokenizer" in wrap_options and "templates" not in options:
         classes, wrap_options["templates"] = imagenet_prompts()
     if classes is not None or options.get("head") is not None:  # names are the old head's
-        wrap_options["classes"] = imagenet_names(1000) if classes == IMAGENET else classes
+        wrap_options["classes"] = imagenet_names() if classes == IMAGENET else classes
     with reading(Path(name)) if Path(name).is_dir() else nullcontext():
         model = wrap(source.module, name=called, **wrap_options)
     model.random_weights, model.origin = weights == "random", source.origin
@@ -372,7 +372,7 @@ def _own(
     made: Callable[[], Any] | nn.Module,
     spec: str,
     weights: Weights,
-    size: tuple[int, int] | int | None,
+    size: Size | int | None,
 ) -> Source:
     """A module of a user's own, with `weights` of a training or of `background.export` in it."""
     origin = {"library": "function", "name": spec} if ":" in spec else {}
@@ -685,7 +685,9 @@ def _timm(name: str, weights: Weights, size: Size | None) -> Source:
         fill(module, state, str(weights))
     count = module.num_classes
     origin = {"library": "timm", "name": name, "options": {**options, "num_classes": count}}
-    return Source(module, {"size": size, "classes": imagenet_names(count)}, origin)
+    return Source(
+        module, {"size": size, "classes": imagenet_names() if count == 1000 else ()}, origin
+    )
 
 
 def _timm_folder(folder: Path, card: Named, size: Size | None) -> Source:
@@ -714,13 +716,11 @@ def _timm_size(name: str, size: Size | None) -> Named:
     return {"img_size": size}
 
 
-def imagenet_names(count: int) -> tuple[str, ...]:
-    """Class names of ImageNet-1k, from timm; empty for other numbers of classes."""
-    if count != 1000:
-        return ()
+def imagenet_names() -> tuple[str, ...]:
+    """The names of ImageNet's 1,000 classes in the order of the labels, from timm."""
     from timm.data import ImageNetInfo
 
-    return tuple(map(ImageNetInfo().index_to_description, range(1000)))
+    return tuple(ImageNetInfo().label_descriptions())
 
 
 def imagenet_prompts() -> tuple[tuple[str, ...], tuple[str, ...]]:

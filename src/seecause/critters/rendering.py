@@ -488,7 +488,10 @@ def intervene(latents: Latents, do: Do, *, size: int = 96) -> Latents:
 
 def _draw(latents: Latents, do: Do, size: int, style: str) -> Rendering:
     may_stop()
-    image = _backdrop(latents, do, size, style)  # [B, 3, H, W]
+    image = paint_background(latents.background, latents.seed, size=size, style=style)
+    if do.cue != 1:
+        mean = anatomy(image.device).backgrounds[:, :2].mean(dim=(0, 1))[:, None, None]  # of all
+        image = mean + do.cue * (image - mean)
     colour, shown, top, left = draw_creatures(latents, size=size, style=style)
     side = shown.shape[-1]
     pixels = torch.arange(side, device=image.device)
@@ -508,15 +511,6 @@ def _draw(latents: Latents, do: Do, size: int, style: str) -> Rendering:
         mat = touched & ~mask & latents.mat[:, None, None]
         image = torch.where(mat[:, None], _NEUTRAL, image)
     return Rendering(image.mul_(latents.gain[:, None, None, None]), mask, parts)
-
-
-def _backdrop(latents: Latents, do: Do, size: int, style: str) -> Tensor:
-    painted = paint_background(latents.background, latents.seed, size=size, style=style)
-    if do.cue == 1:
-        return painted
-    stops = anatomy(painted.device).backgrounds[:, :2]
-    mean = stops.mean(dim=(0, 1))[:, None, None]  # of all backgrounds
-    return mean + do.cue * (painted - mean)
 
 
 def _index(kind: str, name: str, known: tuple[str, ...]) -> int:

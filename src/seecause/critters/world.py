@@ -136,30 +136,6 @@ class Latents:
         return Latents(*(change(field) for field in vars(self).values()))
 
 
-def from_codes(label: Tensor, creature: Tensor, background: Tensor, seed: Tensor) -> Latents:
-    """Latents with these codes [B] and nuisances (position, size, pose, colours, light) hashed from
-    the seeds [B] alone."""
-    batch, parts = len(seed), len(PARTS)
-    # [B, 1 + P] distinct seeds
-    each_part = seed[:, None] * parts + torch.arange(parts, device=seed.device)
-    return Latents(
-        label=label,
-        creature=creature,
-        background=background,
-        variants=codewords(creature.device)[creature],
-        present=torch.ones(batch, parts, dtype=torch.bool, device=seed.device),
-        centre=torch.stack([_off_middle(seed, 11), _off_middle(seed, 12)], dim=1),
-        extent=uniform(seed, 13, 0.50, 0.55),
-        flip=bits(seed, 14) % 2 == 1,
-        tilt=uniform(seed, 15, -0.025, 0.025),
-        coat=bits(seed, 16) % len(TABLE["coats"]),
-        tone=uniform(each_part, 17, 0.9, 1.0),
-        gain=uniform(seed, 18, 0.85, 1.0),
-        seed=seed,
-        mat=torch.zeros_like(seed, dtype=torch.bool),
-    )
-
-
 def _off_middle(seed: Tensor, purpose: int) -> Tensor:
     """A position on one axis [B], more likely far from the middle, so that centre maps score
     low."""
@@ -302,21 +278,40 @@ def draw(
         >>> len(critters.draw("clean", "test", 4))
         4
     """
-    law = find_regime(regime)
+    law, parts = find_regime(regime), torch.arange(len(PARTS), device=device)
+    if split not in SPLITS:
+        raise UnknownName("split", split, SPLITS)
+    if not 0 <= seed < 2**24:
+        raise BadOption("seed", seed, "a number from 0 to 16777215")
     index = torch.arange(start, start + n, device=device)
     if split == "train" and law.train_pool is not None:
         index = index % law.train_pool
-    sample_seed = _sample_seeds(split, index, seed)
+    # one number for each sample: split and world seed have their own bits, so it is unique
+    own = (seed << 34) + (index << 2) + SPLITS.index(split)
     if law.balanced:
         label = creature = index % len(CLASSES)
         background = index // len(CLASSES) % len(BACKGROUNDS)
     else:
-        label = bits(sample_seed, 1) % len(CLASSES)
-        creature = _mostly(label, len(CLASSES), law.creature_reliability, sample_seed, 2)
-        background = _mostly(
-            usual_background(label), len(BACKGROUNDS), law.background_reliability, sample_seed, 4
-        )
-    return from_codes(label, creature, background, sample_seed).on_mat(law.mat)
+        label = bits(own, 1) % len(CLASSES)
+        creature = _mostly(label, len(CLASSES), law.creature_reliability, own, 2)
+        usual = usual_background(label)
+        background = _mostly(usual, len(BACKGROUNDS), law.background_reliability, own, 4)
+    return Latents(
+        label=label,
+        creature=creature,
+        background=background,
+        variants=codewords(creature.device)[creature],
+        present=torch.ones(n, len(PARTS), dtype=torch.bool, device=device),
+        centre=torch.stack([_off_middle(own, 11), _off_middle(own, 12)], dim=1),
+        extent=uniform(own, 13, 0.50, 0.55),
+        flip=bits(own, 14) % 2 == 1,
+        tilt=uniform(own, 15, -0.025, 0.025),
+        coat=bits(own, 16) % len(TABLE["coats"]),
+        tone=uniform(own[:, None] * len(PARTS) + parts, 17, 0.9, 1.0),
+        gain=uniform(own, 18, 0.85, 1.0),
+        seed=own,
+        mat=torch.full_like(own, law.mat, dtype=torch.bool),
+    )
 
 
 def _reliable(usual: Tensor, codes: int, reliability: float) -> Tensor:
@@ -325,16 +320,6 @@ def _reliable(usual: Tensor, codes: int, reliability: float) -> Tensor:
     table = torch.full((len(usual), codes), (1 - reliability) / (codes - 1), dtype=torch.float64)
     table[torch.arange(len(usual)), usual] = reliability
     return table
-
-
-def _sample_seeds(split: str, index: Tensor, seed: int) -> Tensor:
-    """One number for each sample; split and world seed have their own bits, so numbers are
-    unique."""
-    if split not in SPLITS:
-        raise UnknownName("split", split, SPLITS)
-    if not 0 <= seed < 2**24:
-        raise BadOption("seed", seed, "a number from 0 to 16777215")
-    return (seed << 34) + (index << 2) + SPLITS.index(split)
 
 
 def _mostly(usual: Tensor, codes: int, reliability: float, seed: Tensor, purpose: int) -> Tensor:

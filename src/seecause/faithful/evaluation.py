@@ -25,7 +25,7 @@ from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 from torchvision.utils import make_grid
 
 from seecause.background.images import Progress, no_progress
-from seecause.data.dataset import Dataset, open_data, to_pil
+from seecause.data.dataset import Dataset, Size, open_data, to_pil
 from seecause.data.shortcuts import MINORITY
 from seecause.errors import BadOption
 from seecause.faithful.data import (
@@ -227,7 +227,7 @@ def part_sheet(images: Tensor, maps: Tensor, *, columns: int = 8) -> Image.Image
     return to_pil_image(make_grid(both, nrow=columns, padding=0, pad_value=255))
 
 
-def mask_pixels(mask: Tensor, size: tuple[int, int]) -> Tensor:
+def mask_pixels(mask: Tensor, size: Size) -> Tensor:
     """Selected patches [B, gh, gw] as pixels [B, H, W], bool."""
     return F.interpolate(mask[:, None].float(), size, mode="nearest")[:, 0] > 0
 

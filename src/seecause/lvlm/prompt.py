@@ -25,7 +25,7 @@ from torch import Tensor
 
 from seecause.errors import BadInput
 from seecause.models.base import Contents, check_eval_mode
-from seecause.models.block import At
+from seecause.models.block import At, Size
 from seecause.models.decoder import (
     ImageTokens,
     arriving,
@@ -55,7 +55,7 @@ class Prompt:
     deepstack: tuple[Tensor | None, ...] = ()
     # what the native model takes
     inputs: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    size: tuple[int, int] | None = None  # height and width of the image
+    size: Size | None = None  # of the image
     prefix: int = 0  # number of first tokens with bidirectional attention (PaliGemma)
 
     @property
@@ -150,7 +150,7 @@ def extended(
 
 
 @torch.no_grad()
-def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: tuple[int, int] | None = None) -> Prompt:
+def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: Size | None = None) -> Prompt:
     """A prompt from native inputs: one sequence."""
     check_eval_mode(Contents([lvlm.module]), lvlm.device)
     ids, places = inputs["input_ids"][0], _image_places(lvlm, inputs)
