@@ -592,8 +592,15 @@ def _exported_options(card: Mapping[str, Any], folder: Path) -> Named:
         "sigmoid": card["sigmoid"],
         "output": card.get("output"),
     }
-    if card["head"] is not None:
-        options |= {"head": _head(card["head"], folder), "pool": card["pool"]}
+    if (own := card["head"]) is not None:
+        state = read_checkpoint(folder / HEAD)
+        if own["kind"] == "cosine":
+            head: nn.Module = CosineHead(state["matrix"], scale=own["scale"])
+        else:
+            kind = UnitLinear if own["kind"] == "unit-linear" else nn.Linear
+            head = kind(*state["weight"].shape[::-1], bias="bias" in state)
+            head.load_state_dict(state)
+        options |= {"head": head, "pool": card["pool"]}
     if card["templates"]:
         options["templates"] = card["templates"]
         if (folder / "tokenizer_config.json").is_file():
@@ -605,16 +612,6 @@ def _exported_options(card: Mapping[str, Any], folder: Path) -> Named:
 
             options["tokenizer"] = open_clip.get_tokenizer(card["origin"]["name"])
     return options
-
-
-def _head(card: Named, folder: Path) -> nn.Module:
-    state = read_checkpoint(folder / HEAD)
-    if card["kind"] == "cosine":
-        return CosineHead(state["matrix"], scale=card["scale"])
-    kind = UnitLinear if card["kind"] == "unit-linear" else nn.Linear
-    head = kind(state["weight"].shape[1], state["weight"].shape[0], bias="bias" in state)
-    head.load_state_dict(state)
-    return head
 
 
 def build_native(origin: Named, folder: Path | None = None) -> Any:
@@ -974,7 +971,12 @@ def fill(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
         state: Named weights.
         source: The file, for errors.
     """
-    prefix = _prefix(state, module.state_dict(), source)
+    longest = max(module.state_dict(), key=len)
+    found = [name.removesuffix(longest) for name in state if f".{name}".endswith(f".{longest}")]
+    if len(found) > 1:
+        listed = " and ".join(f"{prefix}*" for prefix in found)
+        raise DataMissing(source, f"it holds several models: {listed}", "save one of them alone")
+    prefix = "".join(found)
     beside = [name for name in state if not name.startswith(prefix) and name.startswith(LOSSES)]
     fitting = {name.removeprefix(prefix): v for name, v in state.items() if name not in beside}
     try:
@@ -991,16 +993,6 @@ def fill(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-
-
-def _prefix(state: Mapping[str, Tensor], own: Mapping[str, Tensor], source: str) -> str:
-    """The prefix of the module's names in a checkpoint; raises if it contains two models."""
-    longest = max(own, key=len)
-    found = [name.removesuffix(longest) for name in state if f".{name}".endswith(f".{longest}")]
-    if len(found) > 1:
-        listed = " and ".join(f"{prefix}*" for prefix in found)
-        raise DataMissing(source, f"it holds several models: {listed}", "save one of them alone")
-    return found[0] if found else ""
 
 
 # ---------------------------------------------------------------- class names
