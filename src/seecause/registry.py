@@ -22,7 +22,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from inspect import Parameter, signature
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from seecause.errors import UnknownName
 
@@ -99,8 +99,8 @@ class Registry(Generic[T]):
     def _load_plugins(self) -> None:
         for name, plugin in plugins(self.group).items() if self.group else ():
             known = name in self.entries or name in self.homes
-            if self.adopts and callable(plugin) and not known:
-                self.add(name, plugin)
+            if self.adopts and not known and callable(plugin):
+                self.add(name, cast(T, plugin))
 
 
 def _is_ours(entry: Any) -> bool:

@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload
 
 import numpy as np
 from PIL import Image
@@ -406,6 +406,24 @@ def open_data(spec: str | Path, *, limit: Count | None = None) -> Dataset:
         return data
     rows = evenly(range(len(data)), limit)
     return cast(Any, data).take(rows) if hasattr(data, "take") else Subset(data.name, data, rows)
+
+
+class Named(Protocol):
+    """A dataset, or images that were read from one."""
+
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
+
+
+@overload
+def as_data(data: str | Path, *, limit: int | None = ...) -> Dataset: ...
+
+
+@overload
+def as_data(data: N, *, limit: int | None = ...) -> N: ...
 
 
 def as_data(data: Any, *, limit: int | None = None) -> Any:
