@@ -1,7 +1,5 @@
 """Names, files and options of `sc.load`: what cannot be honoured is refused, in one clear line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

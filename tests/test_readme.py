@@ -1,8 +1,6 @@
 """What the README shows can be typed: its Python runs, and its commands have the options they are
 given."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib

@@ -1,7 +1,5 @@
 """The list of commands, their help, and what a command loads."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -9,7 +7,7 @@ import sys
 import pytest
 
 from seecause.cli import GROUPS, USAGE_ERROR, app, run
-from tests.cli.calls import invoke
+from tests.cli.calls import invoke, photo
 
 COMMANDS = [name for commands in GROUPS.values() for name in commands]
 
@@ -52,10 +50,12 @@ for place, words in enumerate({commands!r}):
 
 
 def test_commands_load_few_modules(tmp_path):
+    photo(tmp_path / "a.png")  # instead of a hundred calibration images
     most = {
         "explain critters:clean:test#7": 40,
         "heads prune --limit 4 --top 1 --option draws=1": 45,
-        "lvlm trace critters:clean:test#3 --question What? --masks 4 --heads-only": 40,
+        "lvlm trace critters:clean:test#3 --question What? --masks 4 --heads-only"
+        f" --calibration {tmp_path}": 40,
     }
     code = LOADED.format(commands=list(most), out=str(tmp_path / "out"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -1,7 +1,5 @@
 """`seecause explain` from the outside: what it writes, what it says, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -45,7 +45,7 @@ from seecause.critters.world import (
     draw,
     find_regime,
 )
-from seecause.data.dataset import Sample
+from seecause.data.dataset import Names, Sample
 from seecause.errors import BadOption, UnknownName, may_stop
 from seecause.files import digest
 
@@ -537,7 +537,7 @@ class CrittersData:
         return f"critters:{self.regime}:{self.split}"
 
     @property
-    def classes(self) -> tuple[str, ...]:
+    def classes(self) -> Names:
         return tuple(CLASSES)
 
     @cached_property

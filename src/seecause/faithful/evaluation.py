@@ -55,6 +55,7 @@ from seecause.metrics.annotations import (
     part_agreement,
 )
 from seecause.metrics.statistics import GroupAccuracy, auroc, group_accuracy, in9_right
+from seecause.models.block import Named
 
 CONFIG, BEST, EVALUATION = "config.json", "best", "evaluation.json"  # files of a training run
 MIXED_SAME, MIXED_RAND = ":mixed_same", ":mixed_rand"  # of ImageNet-9
@@ -161,7 +162,7 @@ def examine(
 def merge(parts: Sequence[Examination]) -> Examination:
     """The examinations of several batches or processes, as one."""
     groups = [part.groups for part in parts if part.groups is not None]
-    joined: dict[str, Any] = {
+    joined: Named = {
         name: torch.cat([getattr(part, name) for part in parts])
         for name in ("logits", "stage1", "labels", "kept")
     }
@@ -360,7 +361,7 @@ def evaluate(
     prove(net)
     images = network.images("test", limit) if data is None else open_data(data, limit=limit)
     matched, name = match_classes(net, images), images.name
-    reading: dict[str, Any] = {"batch": batch, "workers": workers}
+    reading: Named = {"batch": batch, "workers": workers}
 
     def examined(data: Dataset) -> Examination:
         with progress("examining", len(data)) as advance:
@@ -417,7 +418,7 @@ def _calibrated(
     by: By,
     limit: int | None,
     progress: Progress,
-    reading: dict[str, Any],
+    reading: Named,
 ) -> None:
     """Thresholds from training images, prepared as test images are.
 

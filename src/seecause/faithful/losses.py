@@ -30,7 +30,7 @@ from torchvision.transforms.functional import affine
 from seecause.faithful.net import IFAM, IFAMOutput
 from seecause.faithful.parts import Noise
 from seecause.faithful.stages import is_token
-from seecause.models.block import Size, wide
+from seecause.models.block import Named, Size, wide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +213,7 @@ def parameter_groups(
     *,
     prototype_factor: float = 1e3,
     head_factor: float = 1e4,
-) -> list[dict[str, Any]]:
+) -> list[Named]:
     """Groups for an optimiser: what is trainable, at the paper's rates. Only matrices of backbones
     and classifiers are decayed."""
     groups: dict[tuple[float, float], list[Tensor]] = {}

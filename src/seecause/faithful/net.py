@@ -58,7 +58,7 @@ from seecause.faithful.stages import (
 )
 from seecause.files import write_json
 from seecause.loading import Source, build_native, fill, saved
-from seecause.models.block import wide
+from seecause.models.block import Named, wide
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
 from seecause.options import Fraction, Limit, check_options
@@ -171,7 +171,7 @@ class IFAM(nn.Module):
         classes: int | Sequence[str],
         *,
         preprocess: Preprocess | None = None,
-        architecture: dict[str, Any] | None = None,
+        architecture: Named | None = None,
         **options: Any,
     ):
         super().__init__()
@@ -205,7 +205,7 @@ class IFAM(nn.Module):
         self.register_buffer("limit_bits", torch.zeros(parts, dtype=torch.int64), persistent=False)
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Named:
         """The arguments that build this network again, on the same backbone."""
         return {"parts": self.parts, "classes": self.classes, **asdict(self.options)}
 
@@ -507,7 +507,7 @@ def load(folder: str | Path, name: str = "ifam") -> IFAM:
     return net
 
 
-def from_card(card: dict[str, Any], state: dict[str, Tensor], source: str) -> Source:
+def from_card(card: Named, state: dict[str, Tensor], source: str) -> Source:
     """Build a network from its card and its weights (called by `loading.py`)."""
     architecture, frame = card["architecture"], card["preprocess"]
     backbone, arguments = architecture["backbone"], dict(architecture["arguments"])
@@ -522,7 +522,7 @@ def from_card(card: dict[str, Any], state: dict[str, Tensor], source: str) -> So
     return Source(net.eval(), {}, architecture)
 
 
-def _described(backbone: Any) -> dict[str, Any] | None:
+def _described(backbone: Any) -> Named | None:
     """How transformers builds a backbone; modules of other libraries have no such description."""
     if type(backbone).__module__.split(".")[0] != "transformers":
         return None

@@ -40,7 +40,7 @@ from seecause.engine.trace import probabilities
 from seecause.engine.walk import walk
 from seecause.errors import NotDefined, UnsupportedModel
 from seecause.faithful.parts import Assignment, Modulation
-from seecause.models.block import TokenLayout, chain, fused, hiding, wide
+from seecause.models.block import Named, TokenLayout, chain, fused, hiding, wide
 from seecause.models.parts import Parts, find_parts
 from seecause.models.transformers import tower_of
 
@@ -210,7 +210,7 @@ class Backbone(nn.Module):
             raise UnsupportedModel(name, "it has no tokens", "use a vision transformer")
         return parts
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Named:
         return {name: value for name, value in self.__dict__.items() if name != "parts"}
 
     def train(self, mode: bool = True) -> Backbone:

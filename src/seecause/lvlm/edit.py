@@ -50,7 +50,7 @@ from seecause.lvlm.cache import KeyValue
 from seecause.lvlm.engine import MaskedRows
 from seecause.lvlm.model import LVLM, SIDE, Head, noise_image
 from seecause.lvlm.prompt import Prompt, read
-from seecause.models.block import At, Size
+from seecause.models.block import At, Named, Size
 
 ATTENTION = "seecause_edited"  # in transformers' registry
 NAME = "edited heads"
@@ -404,7 +404,7 @@ def _watch(module: Any, stack: ExitStack) -> None:
     native, signature = getattr(base, ENCODER, None), inspect.signature(module.forward)
     rest = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
 
-    def begin(_: nn.Module, positional: tuple[Any, ...], given: dict[str, Any]) -> None:
+    def begin(_: nn.Module, positional: tuple[Any, ...], given: Named) -> None:
         if not (edit := _EDITS[-1]).reading:
             inputs = signature.bind_partial(*positional, **given).arguments
             for name in rest:

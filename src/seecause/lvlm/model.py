@@ -37,7 +37,7 @@ from seecause.lvlm.cache import (
 from seecause.lvlm.prompt import Prompt
 from seecause.models import decoder
 from seecause.models.base import device_of, parse_device, parse_dtype, weights_key
-from seecause.models.block import Block, Size, chain, wide_dtype
+from seecause.models.block import Block, Named, Size, chain, wide_dtype
 from seecause.models.decoder import Decoder, norms_of, sees_all_before, with_deepstack
 from seecause.options import checked
 
@@ -129,7 +129,7 @@ class LVLM:
             raise BadOption("answer", answer, expected)
         return [int(token) for token in answer]
 
-    def _native(self, image: Image.Image, question: str) -> tuple[str, dict[str, Any]]:
+    def _native(self, image: Image.Image, question: str) -> tuple[str, Named]:
         """The rendered text of a question, and the model's inputs."""
         if self.processor is None:
             raise BadInput(
@@ -173,7 +173,7 @@ class LVLM:
         difference = weight[token].to(kind) - weight.mean(dim=0, dtype=kind)
         return difference * self.decoder.logit_scale
 
-    def send(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def send(self, inputs: Mapping[str, Any]) -> Named:
         """Tensors on the model's device, images in its dtype; without labels."""
         sent = {name: value for name, value in inputs.items() if name != "labels"}
         for name, value in sent.items():
