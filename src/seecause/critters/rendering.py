@@ -569,10 +569,8 @@ def samples(
     split: str,
     n: int,
     *,
-    seed: int = 0,
     start: int = 0,
     size: int = 96,
-    do: Do | None = None,
 ) -> Iterator[Sample]:
     """Draw images one by one, in small batches on the CPU.
 
@@ -580,10 +578,8 @@ def samples(
         regime: The name of a regime, such as "certified".
         split: "train", "val" or "test".
         n: The number of samples.
-        seed: Another seed is another world.
         start: The first sample.
         size: Pixels of a side.
-        do: An intervention on each scene.
 
     Returns:
         Samples with label, group (creature, background) as they are shown, mask and part map.
@@ -596,9 +592,8 @@ def samples(
     name = find_regime(regime).name
     for first in range(start, start + n, _RENDER_ROWS):
         rows = min(_RENDER_ROWS, start + n - first)
-        latents = draw(regime, split, rows, seed=seed, start=first)
-        drawn = render(latents, size=size, do=do)
-        latents = latents if do is None else intervene(latents, do, size=size)
+        latents = draw(regime, split, rows, start=first)
+        drawn = render(latents, size=size)
         for row in range(rows):
             yield Sample(
                 image=drawn.image[row],
@@ -606,7 +601,7 @@ def samples(
                 group=(int(latents.creature[row]), int(latents.background[row])),
                 mask=drawn.mask[row],
                 parts=drawn.parts[row],
-                id=f"{name}-{split}-{seed}-{first + row}",
+                id=f"{name}-{split}-{first + row}",
             )
 
 

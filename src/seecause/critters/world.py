@@ -127,11 +127,6 @@ class Latents:
         """The same scene with another creature in it: codes [B] and their parts, all else kept."""
         return self.replace(creature=creature, variants=codewords(creature.device)[creature])
 
-    def on_mat(self, mat: bool = True) -> Latents:
-        """The same scenes with or without a mat: with one, no patch shows both creature and
-        background."""
-        return self.replace(mat=torch.full_like(self.mat, mat))
-
     def _each(self, change: Callable[[Tensor], Tensor]) -> Latents:
         return Latents(*(change(field) for field in vars(self).values()))
 
@@ -144,6 +139,7 @@ def _off_middle(seed: Tensor, purpose: int) -> Tensor:
 
 
 SPLITS = ("train", "val", "test")
+CONFIDENCE = 0.95  # of what an accuracy proves
 
 
 @dataclass(frozen=True)
@@ -186,8 +182,8 @@ def joint(regime: str | Regime) -> Tensor:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The best possible accuracies under a regime, and what a measured one proves at the given
-    confidence."""
+    """The best possible accuracies under a regime, and what a measured one proves with a confidence
+    of 95 %."""
 
     accuracy: float
     samples: int
@@ -209,9 +205,7 @@ class Certificate:
         )
 
 
-def certificate(
-    regime: str | Regime, *, accuracy: float, samples: int, confidence: float = 0.95
-) -> Certificate:
+def certificate(regime: str | Regime, *, accuracy: float, samples: int) -> Certificate:
     """Compute what an accuracy proves about the cues that a model uses.
 
     The bounds are exact, by enumeration of P(y, f, b).
@@ -220,7 +214,6 @@ def certificate(
         regime: The regime that the model was tested on.
         accuracy: Its accuracy on held-out images.
         samples: The number of held-out images.
-        confidence: Of the proof.
 
     Returns:
         A `Certificate`: the best possible accuracies, and which cues are proven to be used.
@@ -234,7 +227,7 @@ def certificate(
     if samples < 1:
         raise BadOption("samples", samples, "a positive number of images")
     table = joint(regime)
-    margin = math.sqrt(math.log(1 / (1 - confidence)) / (2 * samples))
+    margin = math.sqrt(math.log(1 / (1 - CONFIDENCE)) / (2 * samples))
     creature_only = table.sum(dim=2).amax(dim=0).sum().item()
     background_only = table.sum(dim=1).amax(dim=0).sum().item()
     return Certificate(

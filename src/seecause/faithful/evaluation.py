@@ -5,6 +5,14 @@ Key points of birds (Kp, NMI and ARI) are those of PDiscoFormer and iFAM, as def
 `metrics/annotations.py`. The regression is fitted on CUB's training images, also where Waterbird200
 is tested, whose images are CUB's birds on other backgrounds. Tokens that an intervention rejects
 are background in the maps of both sets; a part that is dropped from the mask stays in the maps.
+
+The Backgrounds Challenge (Xiao et al. 2020) asks how much accuracy another background costs:
+
+    BG-gap = accuracy(mixed_same) - accuracy(mixed_rand)
+
+on ImageNet-9, whose nine classes each gather some of ImageNet-1k's. An ImageNet-1k model predicts
+the class its largest logit belongs to; 630 of 1,000 classes belong to none (-1) and are always
+wrong.
 """
 
 from __future__ import annotations
@@ -54,7 +62,7 @@ from seecause.metrics.annotations import (
     overlap,
     part_agreement,
 )
-from seecause.metrics.statistics import GroupAccuracy, auroc, group_accuracy, in9_right
+from seecause.metrics.statistics import GroupAccuracy, auroc, group_accuracy
 from seecause.models.block import Named
 
 CONFIG, BEST, EVALUATION = "config.json", "best", "evaluation.json"  # files of a training run
@@ -112,10 +120,9 @@ class Examination:
         return {}
 
     def _right(self, logits: Tensor) -> Tensor:
-        """[N] bool"""
-        if self.mapping is None:
-            return logits.argmax(dim=1) == self.labels
-        return in9_right(logits, self.labels, self.mapping)
+        """[N] bool; a class that belongs to none of the nine (-1) is wrong."""
+        predicted = logits.argmax(dim=1)
+        return (predicted if self.mapping is None else self.mapping[predicted]) == self.labels
 
 
 @torch.no_grad()
@@ -219,13 +226,13 @@ def part_image(image: Tensor, maps: Tensor, removed: Sequence[int] = ()) -> Imag
     return to_pil(torch.where(hidden, raw * _DIM, grey * (1 - _ALPHA) + paint * _ALPHA))
 
 
-def part_sheet(images: Tensor, maps: Tensor, *, columns: int = 8) -> Image.Image:
-    """Raw images [B, 3, H, W], each above its parts [B, K + 1, gh, gw]."""
+def part_sheet(images: Tensor, maps: Tensor) -> Image.Image:
+    """Raw images [B, 3, H, W], each above its parts [B, K + 1, gh, gw], eight in a row."""
     pairs = zip(images, maps, strict=True)
     drawn = torch.stack([pil_to_tensor(part_image(*pair)) for pair in pairs])
     plain = F.interpolate(images.cpu().float() * 255, drawn.shape[2:]).round().to(torch.uint8)
     both = torch.cat([plain, drawn], dim=2)  # [B, 3, 2 H, W]
-    return to_pil_image(make_grid(both, nrow=columns, padding=0, pad_value=255))
+    return to_pil_image(make_grid(both, nrow=8, padding=0, pad_value=255))
 
 
 def mask_pixels(mask: Tensor, size: Size) -> Tensor:
