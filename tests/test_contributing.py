@@ -1,7 +1,5 @@
 """What CONTRIBUTING.md shows runs: a method, a metric, a dataset and a model of one's own."""
 
-from __future__ import annotations
-
 import importlib
 import operator
 import re

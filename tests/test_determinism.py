@@ -9,39 +9,43 @@ from pathlib import Path
 import pytest
 import torch
 
-LIMITS = {"logits": 1e-5, "caap": 1e-4, "mosaic": 1e-4, "gae": 1e-4}  # of the largest value
-PROGRAM = """
-import sys, torch, seecause as sc
+import seecause as sc
 from seecause.lvlm.attribute import draw_masks
-torch.set_num_threads(1)
-torch.backends.cudnn.allow_tf32 = False
-path, device, dtype = sys.argv[1:]
-model = sc.load("builtin:critters-vit", device=device)
-torch.set_default_dtype(getattr(torch, dtype))
-data = sc.data.open_data("critters:clean:test", limit=4)
-images, _, masks = sc.data.to_batch(model, [data[place] for place in range(4)])
-results = {"logits": model(images).detach(), "masks": masks, "heads": draw_masks(8, 12)}
-for method, options in {
-    "caap": {}, "mosaic": {}, "gae": {}, "random": {}, "sobel": {}, "smoothgrad": {"samples": 2},
-}.items():
-    results[method] = sc.attribute(model, images, target=3, method=method, **options).maps
-torch.save({name: value.cpu() for name, value in results.items()}, path)
-"""
+
+LIMITS = {"logits": 1e-5, "caap": 1e-4, "mosaic": 1e-4, "gae": 1e-4}  # of the largest value
+ROOT = Path(__file__).parents[1]
 
 
-def results_of(
-    path: Path, *, kernels: str = "", device: str = "cpu", dtype: str = "float32"
-) -> dict[str, torch.Tensor]:
+def compute(path: str, device: str = "cpu", dtype: str = "float32") -> None:
+    """Save logits, masks and maps of the embedded model; the process has that default dtype."""
+    torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False
+    model = sc.load("builtin:critters-vit", device=device)
+    torch.set_default_dtype(getattr(torch, dtype))
+    data = sc.data.open_data("critters:clean:test", limit=4)
+    images, _, masks = sc.data.to_batch(model, [data[place] for place in range(4)])
+    results = {"logits": model(images).detach(), "masks": masks, "heads": draw_masks(8, 12)}
+    for method in ("caap", "mosaic", "gae", "random", "sobel", "smoothgrad"):
+        options = {"samples": 2} if method == "smoothgrad" else {}
+        results[method] = sc.attribute(model, images, target=3, method=method, **options).maps
+    torch.save({name: value.cpu() for name, value in results.items()}, path)
+
+
+def results_of(path: Path, *, kernels: str = "", **settings: str) -> dict[str, torch.Tensor]:
     """Of a process of its own."""
+    code = f"from tests.test_determinism import compute; compute({str(path)!r}, **{settings})"
     chosen = {"ATEN_CPU_CAPABILITY": kernels} if kernels else {}
-    words = [sys.executable, "-c", PROGRAM, str(path), device, dtype]
-    subprocess.run(words, check=True, env={**os.environ, "OMP_NUM_THREADS": "1", **chosen})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **chosen}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=environment)
     return torch.load(path, weights_only=True)
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory) -> dict[str, torch.Tensor]:
-    return results_of(tmp_path_factory.mktemp("own") / "own.pt")
+    """Of this process."""
+    path = tmp_path_factory.mktemp("own") / "own.pt"
+    compute(str(path))
+    return torch.load(path, weights_only=True)
 
 
 def agree(own: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:

@@ -1,7 +1,5 @@
 """`sc.doctor` and `seecause doctor`: every check that applies to a model, made anew."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The direction of imports, and the budgets of the source."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import pkgutil

@@ -1,7 +1,5 @@
 """Names, files and options of `sc.load`: what cannot be honoured is refused, in one clear line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -13,9 +11,8 @@ from torch.testing import assert_close
 from torchvision.models import get_model_weights
 
 import seecause as sc
-from seecause.data.imagenet import imagenet_classes
 from seecause.errors import BadImage, BadOption, UnknownName
-from seecause.loading import open_source
+from seecause.loading import imagenet_names, open_source
 from tests.families.native import HALF
 from tests.tiny import scramble
 
@@ -69,7 +66,7 @@ def test_torch_files_and_transformers_folders_are_read(tmp_path):
     )
     model = sc.load("timm:test_vit", weights=tmp_path / "plain.pth")
     images = torch.rand(1, 3, *model.preprocess.size)
-    assert model.dtype == torch.float32 and model.classes == imagenet_classes()
+    assert model.dtype == torch.float32 and model.classes == imagenet_names()
     torch.testing.assert_close(model(images), module.half().float().eval()(images))
 
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}

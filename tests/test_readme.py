@@ -1,8 +1,6 @@
 """What the README shows can be typed: its Python runs, and its commands have the options they are
 given."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib
@@ -16,6 +14,7 @@ from tests.cli.calls import flags_of, invoke, photo
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 BLOCKS = "\n".join(re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL))
 COMMANDS = re.findall(r"^seecause .*$", BLOCKS, flags=re.MULTILINE)
+SLOW, LONG = pytest.mark.slow, re.compile("seecause (audit|repair)")
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = [path for path in sorted(DOCS.glob("*.md")) if path.name != "decisions.md"]
 
@@ -43,7 +42,7 @@ def test_the_snippet_runs(desk):
 
 @pytest.mark.parametrize(
     "line",
-    [pytest.param(line, marks=pytest.mark.slow if "repair" in line else ()) for line in COMMANDS],
+    [pytest.param(line, marks=SLOW if LONG.match(line) else ()) for line in COMMANDS],
 )
 def test_every_command_runs(line, desk):
     words = shlex.split(line)[1:]

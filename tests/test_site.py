@@ -1,7 +1,5 @@
 """The documentation: one site that builds without a warning, fetches nothing, and is short."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os

@@ -96,7 +96,7 @@ def wrap(
     name: str | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    size: tuple[int, int] | int | None = None,
+    size: Size | int | None = None,
     classes: ClassNames | None = None,
     head: nn.Module | Tensor | None = None,
     pool: Kind | None = None,
@@ -245,7 +245,7 @@ def load(
     weights: str | Path | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
-    size: tuple[int, int] | int | None = None,
+    size: Size | int | None = None,
     classes: ClassNames | None = None,
     trust_remote_code: bool = False,
     **options: Any,
@@ -319,7 +319,7 @@ def load(
     if classes == IMAGENET and "tokenizer" in wrap_options and "templates" not in options:
         classes, wrap_options["templates"] = imagenet_prompts()
     if classes is not None or options.get("head") is not None:  # names are the old head's
-        wrap_options["classes"] = imagenet_names(1000) if classes == IMAGENET else classes
+        wrap_options["classes"] = imagenet_names() if classes == IMAGENET else classes
     with reading(Path(name)) if Path(name).is_dir() else nullcontext():
         model = wrap(source.module, name=called, **wrap_options)
     model.random_weights, model.origin = weights == "random", source.origin
@@ -369,7 +369,7 @@ def _own(
     made: Callable[[], Any] | nn.Module,
     spec: str,
     weights: Weights,
-    size: tuple[int, int] | int | None,
+    size: Size | int | None,
 ) -> Source:
     """A module of a user's own, with `weights` of a training or of `background.export` in it."""
     origin = {"library": "function", "name": spec} if ":" in spec else {}
@@ -577,8 +577,15 @@ def _exported_options(card: Mapping[str, Any], folder: Path) -> Named:
         "sigmoid": card["sigmoid"],
         "output": card.get("output"),
     }
-    if card["head"] is not None:
-        options |= {"head": _head(card["head"], folder), "pool": card["pool"]}
+    if (own := card["head"]) is not None:
+        state = read_checkpoint(folder / HEAD)
+        if own["kind"] == "cosine":
+            head: nn.Module = CosineHead(state["matrix"], scale=own["scale"])
+        else:
+            kind = UnitLinear if own["kind"] == "unit-linear" else nn.Linear
+            head = kind(*state["weight"].shape[::-1], bias="bias" in state)
+            head.load_state_dict(state)
+        options |= {"head": head, "pool": card["pool"]}
     if card["templates"]:
         options["templates"] = card["templates"]
         if (folder / "tokenizer_config.json").is_file():
@@ -590,16 +597,6 @@ def _exported_options(card: Mapping[str, Any], folder: Path) -> Named:
 
             options["tokenizer"] = open_clip.get_tokenizer(card["origin"]["name"])
     return options
-
-
-def _head(card: Named, folder: Path) -> nn.Module:
-    state = read_checkpoint(folder / HEAD)
-    if card["kind"] == "cosine":
-        return CosineHead(state["matrix"], scale=card["scale"])
-    kind = UnitLinear if card["kind"] == "unit-linear" else nn.Linear
-    head = kind(state["weight"].shape[1], state["weight"].shape[0], bias="bias" in state)
-    head.load_state_dict(state)
-    return head
 
 
 def build_native(origin: Named, folder: Path | None = None) -> Any:
@@ -670,7 +667,9 @@ def _timm(name: str, weights: Weights, size: Size | None) -> Source:
         fill(module, state, str(weights))
     count = module.num_classes
     origin = {"library": "timm", "name": name, "options": {**options, "num_classes": count}}
-    return Source(module, {"size": size, "classes": imagenet_names(count)}, origin)
+    return Source(
+        module, {"size": size, "classes": imagenet_names() if count == 1000 else ()}, origin
+    )
 
 
 def _timm_folder(folder: Path, card: Named, size: Size | None) -> Source:
@@ -699,13 +698,11 @@ def _timm_size(name: str, size: Size | None) -> Named:
     return {"img_size": size}
 
 
-def imagenet_names(count: int) -> tuple[str, ...]:
-    """Class names of ImageNet-1k, from timm; empty for other numbers of classes."""
-    if count != 1000:
-        return ()
+def imagenet_names() -> tuple[str, ...]:
+    """The names of ImageNet's 1,000 classes in the order of the labels, from timm."""
     from timm.data import ImageNetInfo
 
-    return tuple(map(ImageNetInfo().index_to_description, range(1000)))
+    return tuple(ImageNetInfo().label_descriptions())
 
 
 def imagenet_prompts() -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -959,7 +956,12 @@ def fill(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
         state: Named weights.
         source: The file, for errors.
     """
-    prefix = _prefix(state, module.state_dict(), source)
+    longest = max(module.state_dict(), key=len)
+    found = [name.removesuffix(longest) for name in state if f".{name}".endswith(f".{longest}")]
+    if len(found) > 1:
+        listed = " and ".join(f"{prefix}*" for prefix in found)
+        raise DataMissing(source, f"it holds several models: {listed}", "save one of them alone")
+    prefix = "".join(found)
     beside = [name for name in state if not name.startswith(prefix) and name.startswith(LOSSES)]
     fitting = {name.removeprefix(prefix): v for name, v in state.items() if name not in beside}
     try:
@@ -976,16 +978,6 @@ def fill(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-
-
-def _prefix(state: Mapping[str, Tensor], own: Mapping[str, Tensor], source: str) -> str:
-    """The prefix of the module's names in a checkpoint; raises if it contains two models."""
-    longest = max(own, key=len)
-    found = [name.removesuffix(longest) for name in state if f".{name}".endswith(f".{longest}")]
-    if len(found) > 1:
-        listed = " and ".join(f"{prefix}*" for prefix in found)
-        raise DataMissing(source, f"it holds several models: {listed}", "save one of them alone")
-    return found[0] if found else ""
 
 
 # ---------------------------------------------------------------- class names

@@ -22,7 +22,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from inspect import Parameter, signature
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from seecause.errors import UnknownName
 
@@ -37,8 +37,8 @@ class Registry(Generic[T]):
         group: The group of entry points by which other packages add entries.
         homes: Where the package's own entries are: by name, a module that adds the entry when it is
             imported ("seecause.attribution.caap"), or "module:attribute", which is the entry.
-        adopt: Makes an entry of a plug-in's callable that needs arguments and has not registered
-            itself, such as a function that opens a dataset.
+        adopts: Whether a plug-in's callable that needs arguments and has not registered itself is
+            an entry, such as a function that opens a dataset.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class Registry(Generic[T]):
         *,
         group: str = "",
         homes: Mapping[str, str] | None = None,
-        adopt: Callable[[str, Any], T] | None = None,
+        adopts: bool = False,
     ):
-        self.kind, self.group, self.homes, self.adopt = kind, group, dict(homes or {}), adopt
+        self.kind, self.group, self.homes, self.adopts = kind, group, dict(homes or {}), adopts
         self.entries: dict[str, T] = {}
 
     def add(self, name: str, entry: T) -> None:
@@ -99,8 +99,8 @@ class Registry(Generic[T]):
     def _load_plugins(self) -> None:
         for name, plugin in plugins(self.group).items() if self.group else ():
             known = name in self.entries or name in self.homes
-            if self.adopt and callable(plugin) and not known:
-                self.add(name, self.adopt(name, plugin))
+            if self.adopts and not known and callable(plugin):
+                self.add(name, cast(T, plugin))
 
 
 def _is_ours(entry: Any) -> bool:

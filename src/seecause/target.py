@@ -25,7 +25,7 @@ from torch import Tensor
 
 from seecause.errors import BadOption, NotDefined
 from seecause.models.base import ImageModel
-from seecause.models.block import Fn, Size, wide
+from seecause.models.block import Fn, Named, Size, wide
 from seecause.models.preprocess import Preprocess
 
 Score = Literal["prob", "logprob", "logit"]
@@ -95,7 +95,7 @@ class Target:
             return pick(logits, self.classes) - pick(logits, self.against)
         return pick(spread(logits, kind, sigmoid=self.sigmoid), self.classes)
 
-    def record(self, model: ImageModel) -> dict[str, Any]:
+    def record(self, model: ImageModel) -> Named:
         """The target for manifests."""
         if self.function is not None:
             return {"function": getattr(self.function, "__name__", "callable")}

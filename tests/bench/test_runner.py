@@ -16,7 +16,8 @@ from seecause.bench.tables import read_plan, read_results, run, status, table
 from seecause.data.dataset import open_data
 from seecause.errors import BadOption, MissingExtra
 from tests.bad_files import bad_file
-from tests.bench.toy import REQUEST, ToyJob, prepared, toy_cell, toy_rows
+from tests.bench.job import ToyJob, toy_cell, toy_rows
+from tests.bench.toy import REQUEST, prepared
 
 
 @pytest.fixture(scope="module")

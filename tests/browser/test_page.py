@@ -1,7 +1,5 @@
 """The page in a real browser, from disk: no network, no errors, and its controls work."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The commands as tests call them, and the images they are given."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout

@@ -1,7 +1,5 @@
 """A slow machine prints no line of progress between those that a test reads."""
 
-from __future__ import annotations
-
 import pytest
 
 

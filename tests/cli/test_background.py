@@ -1,7 +1,5 @@
 """`seecause audit`, `repair` and `heads` on a tiny model and images in folders."""
 
-from __future__ import annotations
-
 import csv
 import json
 

@@ -1,7 +1,5 @@
 """`seecause bench` and `seecause reproduce`: complete, continued, or listing what is missing."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """The demo's jobs on small models that stand in for the embedded ones."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`seecause faithful`: train, evaluate, intervene, parts, export."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

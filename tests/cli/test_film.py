@@ -1,7 +1,5 @@
 """`seecause explain` of films: from a folder of weights and a file to a page."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`seecause lvlm` on a small model in a folder."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

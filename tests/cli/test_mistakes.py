@@ -1,7 +1,5 @@
 """A user's mistake is one line that says what was expected, exit code 2, and nothing written."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.bad_files import bad_file

@@ -1,8 +1,6 @@
 """Pictures and classes whose names hold anything: nothing of them moves a cursor, starts a line,
 runs in a page or becomes a formula."""
 
-from __future__ import annotations
-
 import os
 import re
 

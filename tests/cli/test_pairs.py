@@ -1,7 +1,5 @@
 """Pairs on the command line: two versions of each picture, explained and exchanged."""
 
-from __future__ import annotations
-
 import csv
 import json
 

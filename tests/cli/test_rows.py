@@ -1,7 +1,5 @@
 """`seecause explain --class box:3` and `--class region:...`: from folders of weights to pages."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

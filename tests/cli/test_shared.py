@@ -1,7 +1,5 @@
 """What commands share: values of options, folders, JSON, where to listen and compute."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """Commands on networks of stages: a saved Swin and a ConvNeXt checkpoint, from the outside."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -121,6 +121,6 @@ def test_a_mat_leaves_no_patch_with_both():
         .expand_as(here.image)
     )
     assert torch.equal(here.image[touched], there.image[touched])
-    plain = render(latents.on_mat(False))
+    plain = render(latents.replace(mat=torch.zeros_like(latents.mat)))
     assert torch.equal(plain.image[:, :, here.mask[0]][0], here.image[:, :, here.mask[0]][0])
     assert torch.equal(render(latents).image[~touched], plain.image[~touched])

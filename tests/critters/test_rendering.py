@@ -107,15 +107,6 @@ def test_creatures_and_parts_are_large_enough_and_whole():
     assert not border.any()
 
 
-def test_a_sample_says_what_its_image_shows():
-    """Also of a counterfactual: its group names the background that was put in."""
-    moved = list(critters.samples("clean", "test", 8, do=Do(background=2)))
-    plain = list(critters.samples("clean", "test", 8))
-    assert {sample.group[1] for sample in moved} == {2}
-    assert [sample.group[0] for sample in moved] == [sample.group[0] for sample in plain]
-    assert [sample.label for sample in moved] == [sample.label for sample in plain]
-
-
 def test_swapping_a_part_gives_the_creature_that_has_it(latents):
     other = (latents.creature + 1) % len(CLASSES)
     for row in range(4):

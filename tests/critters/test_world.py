@@ -135,7 +135,7 @@ def test_samples_carry_everything_that_is_known():
     assert first.image.shape == (3, 64, 64)
     assert (first.mask.dtype, first.parts.dtype) == (torch.bool, torch.uint8)
     assert last.group == (int(latents.creature[69]), int(latents.background[69]))
-    assert last.label == int(latents.label[69]) and last.id == "certified-test-0-69"
+    assert last.label == int(latents.label[69]) and last.id == "certified-test-69"
 
 
 def test_every_answer_is_equally_frequent_and_follows_the_scene():

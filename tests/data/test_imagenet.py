@@ -17,7 +17,6 @@ from seecause.data import IGNORE, open_data
 from seecause.data.batch import class_places
 from seecause.data.imagenet import (
     MERGED,
-    imagenet_classes,
     imagenet_wnids,
     kept_class,
     object_of,
@@ -25,6 +24,7 @@ from seecause.data.imagenet import (
     read_in9_map,
 )
 from seecause.errors import BadImage, DataMissing, UnknownName
+from seecause.loading import imagenet_names
 from tests.files import photo
 
 
@@ -238,5 +238,5 @@ def test_folders_of_wordnet_ids_fit_a_model_of_imagenet(tmp_path, form):
         photo(tmp_path / wnid / "a.png")
     shape = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 4}
     module = timm.models.VisionTransformer(**shape).eval()  # of 1,000 classes
-    view = sc.wrap(module, classes=imagenet_classes(), mean=(0.5,) * 3, std=(0.5,) * 3)
+    view = sc.wrap(module, classes=imagenet_names(), mean=(0.5,) * 3, std=(0.5,) * 3)
     assert class_places(view, open_data(form.format(tmp_path))) == (0, 281)

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from seecause.data import IGNORE, open_data
-from seecause.data.imagenet import imagenet_classes
 from seecause.data.labelled import main_category, run_lengths
 from seecause.errors import BadImage, DataMissing, UnknownName
+from seecause.loading import imagenet_names
 from tests.files import grey, lines, photo
 
 # pets
@@ -46,7 +46,7 @@ def test_pets_take_imagenet_labels_from_a_table(pets, caplog):
     lines(table, "image,breed,imagenet_index,wnid", "pug_3,pug,254,n02110958")
     data = open_data(f"pets:{pets}")
     assert [(s.id, s.label) for s in data] == [("pug_3", 254)]
-    assert data.classes == imagenet_classes() and "2 photos" in caplog.text
+    assert data.classes == imagenet_names() and "2 photos" in caplog.text
     lines(table, "breed,index", "pug,254")
     with pytest.raises(DataMissing, match="imagenet_index"):
         open_data(f"pets:{pets}")

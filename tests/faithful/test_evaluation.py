@@ -126,6 +126,11 @@ def test_auc_is_of_two_classes_or_more_that_are_the_networks_own():
     assert "auc" not in mapped and mapped["average"] == 1
 
 
+def test_a_class_that_belongs_to_none_of_the_nine_is_wrong():
+    mapping = torch.tensor([3, -1, 3, 0])
+    assert examined(torch.eye(4), [3, 3, 3, 0], mapping=mapping).table()["average"] == 0.75
+
+
 def test_worst_is_that_of_a_class_where_some_image_has_no_group():
     logits, labels = torch.eye(2)[[0, 0, 0, 1]], [0, 0, 1, 1]  # the third is wrong
     whole = examined(logits, labels, ((0, 0), (0, 1), (1, 0), (1, 1)))

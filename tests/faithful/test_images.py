@@ -95,11 +95,11 @@ def test_hidden_patches_are_dark_and_parts_have_their_colour():
 
 
 def test_a_sheet_has_every_image_above_its_parts():
-    images = torch.rand(3, 3, 96, 96, generator=torch.Generator().manual_seed(0))
-    every = torch.stack([maps(), maps().flip(1), maps().flip(2)])
-    drawn = part_sheet(images, every, columns=2)
-    assert drawn.size == (2 * 192, 4 * 192)
-    for place, (left, top) in enumerate(((0, 0), (192, 0), (0, 384))):
+    images = torch.rand(9, 3, 96, 96, generator=torch.Generator().manual_seed(0))
+    every = torch.stack([maps(), maps().flip(1), maps().flip(2)] * 3)
+    drawn = part_sheet(images, every)
+    assert drawn.size == (8 * 192, 4 * 192)
+    for place, (left, top) in {0: (0, 0), 1: (192, 0), 8: (0, 384)}.items():
         plain, parts = (np.asarray(drawn)[y : y + 192, left : left + 192] for y in (top, top + 192))
         pixels = (images[place] * 255).round().byte().permute(1, 2, 0).numpy()
         assert np.array_equal(plain[::2, ::2], pixels)

@@ -9,7 +9,6 @@ import torch
 from torch.testing import assert_close
 
 import seecause as sc
-from seecause import critters
 from seecause.errors import (
     BadInput,
     BadOption,
@@ -34,7 +33,6 @@ from tests.lvlm.classifiers import (
     words,
 )
 from tests.reference import cigma, prompted
-from tools.critters.questions import wordings
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -196,18 +194,6 @@ def test_what_takes_a_model_with_heads_takes_it():
         result = sc.background.select(by, model, data)
         assert bool(result.value.isfinite().all()) and result.value.shape == (3, 2), by
     assert model.readout_name == f"by name_ll, question {QUESTION}"
-
-
-def test_critters_llava_names_its_creatures():
-    view = sc.lvlm.load("builtin:critters-llava")
-    latents = critters.draw("clean", "test", 8)
-    scene = critters.render(latents)
-    model = sc.lvlm.classifier(view, critters.CLASSES, question=wordings("creature")[0])
-    images = model.preprocess.normalise(scene.image)
-    assert bool((model(images).argmax(dim=1) == latents.creature).all())
-    data = sc.background.LabelledImages(images[:2], masks=scene.mask[:2])
-    scores = sc.background.score(model, data)
-    assert bool((scores.value[3] == 0).all()) and bool((scores.value[:3] != 0).any())
 
 
 def test_a_fingerprint_knows_what_is_asked_and_heads_that_are_switched_off(tmp_path):

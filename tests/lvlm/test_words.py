@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-import seecause as sc
 from seecause.errors import BadOption
 from seecause.lvlm import (
     AnswerEngine,
@@ -191,16 +190,6 @@ def test_words_from_the_picture_whose_effects_foretell_little_are_named():
         assert line.startswith(f"coefficients of {what} ") and "for b:" in line
     engine.bank_images = 19
     assert "19 calibration images" in word_concerns(engine, words)[0]
-
-
-def test_the_embedded_model_looks_for_its_answer():
-    lvlm = sc.lvlm.load("builtin:critters-llava")
-    bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters(20))
-    picture = sc.data.open_image("critters:clean:test#3")
-    assert lvlm.dtype == torch.float32  # its file is in half precision
-    words = trace_words(AnswerEngine(lvlm, picture, "What colour is the tail?", bank), masks=8)
-    assert len(words) == 1 and words.sources() == ["image"]
-    assert words.instead[0].strip() == "unsure"
 
 
 def test_what_is_no_bank_question_answer_or_image_is_refused():

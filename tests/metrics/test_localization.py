@@ -26,7 +26,6 @@ from seecause.metrics.annotations import (
     part_centers,
 )
 from seecause.metrics.pixels import to_pixels
-from seecause.metrics.statistics import in9_right
 from seecause.models.preprocess import Preprocess
 from tests.helpers import near, noise
 
@@ -159,14 +158,6 @@ def test_ignored_pixels_are_in_no_overlap():
     everything = torch.ones_like(MASKS)
     assert overlap(everything[1:2], TRUTH[1:2]).iou == 1
     assert overlap(everything[1:2], TRUTH[1:2] == 1).iou == 3 / 4
-
-
-def test_a_class_that_belongs_to_none_of_the_nine_is_wrong():
-    mapping, labels = torch.tensor([3, -1, 3, 0]), torch.tensor([3, 3, 3, 0])
-    assert in9_right(torch.eye(4), labels, mapping).tolist() == [True, False, True, True]
-    assert in9_right(torch.eye(9), torch.arange(9)).all()
-    with pytest.raises(BadOption, match=r"\[N, 9\]"):
-        in9_right(torch.zeros(2, 1000), labels[:2])
 
 
 def test_centres_by_hand():

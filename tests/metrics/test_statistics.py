@@ -173,8 +173,6 @@ def test_the_area_of_many_classes_is_the_mean_of_one_against_the_rest():
         for c in range(3)
     ]
     assert auroc(logits, labels) == pytest.approx(sum(each) / 3)
-    with pytest.raises(BadOption, match="no sample of class 2"):
-        auroc(logits, labels.clamp(max=1))
 
 
 GROUPS = [(0, 0)] * 4 + [(0, 1)] * 2 + [(1, 0)] * 4

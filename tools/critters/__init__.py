@@ -211,9 +211,8 @@ def evaluate(
     own = critters.draw(law, "test", samples, device=device)
     accuracy = (predict(own) == own.label).double().mean().item()
 
-    latents = critters.draw("balanced", "test", samples, start=samples, device=device).on_mat(
-        law.mat
-    )
+    latents = critters.draw("balanced", "test", samples, start=samples, device=device)
+    latents = latents.replace(mat=torch.full_like(latents.mat, law.mat))
     answer = predict(latents)
     groups = group_accuracy(
         answer == latents.creature, torch.stack([latents.creature, latents.background], dim=1)

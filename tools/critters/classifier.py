@@ -245,7 +245,8 @@ def _fresh(recipe: Recipe, law: Regime, step: int, device: torch.device | str) -
     latents = critters.draw(
         law, "train", recipe.batch, seed=recipe.seed, start=start, device=device
     )
-    return drop_parts(latents.on_mat(recipe.law.mat), share=recipe.part_drop)
+    latents = latents.replace(mat=torch.full_like(latents.mat, recipe.law.mat))
+    return drop_parts(latents, share=recipe.part_drop)
 
 
 def _losses(

@@ -266,7 +266,7 @@ def missed_limits(
     Example:
         >>> import seecause as sc
         >>> model = sc.load("builtin:critters-biased")
-        >>> data = sc.data.open_data("critters:certified:test", limit=40)
+        >>> data = sc.data.open_data("critters:certified:test", limit=16)
         >>> len(missed_limits(sc.audit(model, data, per_image=1), max_flips=0.1))
         1
     """

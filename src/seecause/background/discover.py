@@ -260,8 +260,8 @@ def discover(
     Example:
         >>> import seecause as sc
         >>> model = sc.load("builtin:critters-biased")
-        >>> data = sc.data.open_data("critters:certified:test", limit=16)
-        >>> findings = sc.discover(model, data, kinds=4, trials=4, layers=[2]).findings
+        >>> data = sc.data.open_data("critters:certified:test", limit=8)
+        >>> findings = sc.discover(model, data, kinds=4, trials=2, layers=[2]).findings
         >>> all(0 <= finding.flips <= 1 for finding in findings)
         True
     """

@@ -633,8 +633,8 @@ def prune_and_test(
     Example:
         >>> import seecause as sc
         >>> model = sc.load("builtin:critters-biased")
-        >>> train = sc.data.open_data("critters:certified:train", limit=16)
-        >>> test = sc.data.open_data("critters:certified:test", limit=16)
+        >>> train = sc.data.open_data("critters:certified:train", limit=8)
+        >>> test = sc.data.open_data("critters:certified:test", limit=8)
         >>> result = sc.background.prune_and_test(model, train, test, top=2, draws=2)
         >>> len(result.heads), result.curve.ks
         (2, [0, 1, 2, 4])

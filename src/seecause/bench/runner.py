@@ -28,7 +28,6 @@ from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from seecause.errors import BadOption, MissingExtra
 from seecause.files import clear_drafts, write_atomic
@@ -291,6 +290,8 @@ def _in_processes(job: Job, cells: Sequence[Cell], count: int) -> Iterator[Resul
 def usual_workers(images: int) -> int:
     """How many processes of one thread a CPU gets: as many as torch would use threads, at most 16,
     each with 32 images or more to do."""
+    import torch  # not needed to start a worker, or to read a run
+
     return max(1, min(torch.get_num_threads(), images // 32, 16))
 
 

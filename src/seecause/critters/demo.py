@@ -48,7 +48,7 @@ EXPLAIN_NOTE = (
 )
 # balanced images run through creatures, then backgrounds: steps of this size mix both
 _STRIDE = 13
-TRACED = "builtin:critters-llava"
+
 _SHOWN = 2  # index of the test image in the question
 
 
@@ -141,9 +141,9 @@ def repair(
     return DemoSections(sections, [manifest], [result.sentence])
 
 
-def parts(device: str, *, model: str = "builtin:critters-ifam", count: int = 4) -> DemoSections:
+def parts(device: str, *, count: int = 4) -> DemoSections:
     """The parts of some creatures, and predictions without each part."""
-    view = load(model, device=device)
+    view = load("builtin:critters-ifam", device=device)
     latents = draw("balanced", "test", count)
     raw = render(latents, size=view.preprocess.size[0]).image
     images: Tensor = view.preprocess.normalise(raw).to(view.device, view.dtype)
@@ -155,7 +155,6 @@ def parts(device: str, *, model: str = "builtin:critters-ifam", count: int = 4) 
 def words(
     device: str,
     *,
-    model: str = TRACED,
     masks: int | None = None,
     count: int = 32,
     floor: float | None = 1.0,
@@ -170,7 +169,7 @@ def words(
     from seecause.report.lvlm import curves_section, heads_section, tokens_section
 
     logging.disable_progress_bar()
-    lvlm = load_lvlm(model, device=device)
+    lvlm = load_lvlm("builtin:critters-llava", device=device)
     image = to_pil(render(draw("balanced", "test", 1, start=_SHOWN)).image[0])
     bank = make_bank(lvlm, calibration_critters(count))
     engine = MaskEngine(lvlm, image, QUESTION, bank, floor=floor)

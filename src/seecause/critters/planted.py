@@ -34,7 +34,7 @@ from torch import Tensor
 
 from seecause.loading import Source, fill
 from seecause.models import timm as timm_adapter
-from seecause.models.block import HIDDEN
+from seecause.models.block import HIDDEN, Named, Size
 from seecause.models.parts import Parts
 
 CLASS, OBJECT, BACKGROUND = 0, 1, 2  # kinds of tokens; the role of a head is the kind that it reads
@@ -50,7 +50,7 @@ class PlantedViT(VisionTransformer):
     def __init__(
         self,
         *,
-        routers: Sequence[dict[str, Any]],
+        routers: Sequence[Named],
         mean: Sequence[float],
         std: Sequence[float],
         **arguments: Any,
@@ -111,7 +111,7 @@ class PlantedViT(VisionTransformer):
         return parts
 
 
-def vivid_patches(raw: Tensor, patch: tuple[int, int]) -> Tensor:
+def vivid_patches(raw: Tensor, patch: Size) -> Tensor:
     """[B, N] bool: patches of images [B, 3, H, W] with raw pixels in [0, 1] that hold a vivid
     pixel. A flat mean colour is not vivid."""
     high, low = raw.amax(dim=1), raw.amin(dim=1)  # [B, H, W]
@@ -124,7 +124,7 @@ _KINDS = len(ROLES)
 _ASK, _TELL = 32.0, 128.0
 
 
-def from_card(card: dict[str, Any], state: dict[str, Tensor], name: str) -> Source:
+def from_card(card: Named, state: dict[str, Tensor], name: str) -> Source:
     """A stored network, from its card and weights."""
     module = PlantedViT(**card["architecture"]["arguments"])
     fill(module, state, name)

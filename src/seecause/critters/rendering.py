@@ -45,7 +45,7 @@ from seecause.critters.world import (
     draw,
     find_regime,
 )
-from seecause.data.dataset import Sample
+from seecause.data.dataset import Names, Sample
 from seecause.errors import BadOption, UnknownName, may_stop
 from seecause.files import digest
 
@@ -488,7 +488,10 @@ def intervene(latents: Latents, do: Do, *, size: int = 96) -> Latents:
 
 def _draw(latents: Latents, do: Do, size: int, style: str) -> Rendering:
     may_stop()
-    image = _backdrop(latents, do, size, style)  # [B, 3, H, W]
+    image = paint_background(latents.background, latents.seed, size=size, style=style)
+    if do.cue != 1:
+        mean = anatomy(image.device).backgrounds[:, :2].mean(dim=(0, 1))[:, None, None]  # of all
+        image = mean + do.cue * (image - mean)
     colour, shown, top, left = draw_creatures(latents, size=size, style=style)
     side = shown.shape[-1]
     pixels = torch.arange(side, device=image.device)
@@ -508,15 +511,6 @@ def _draw(latents: Latents, do: Do, size: int, style: str) -> Rendering:
         mat = touched & ~mask & latents.mat[:, None, None]
         image = torch.where(mat[:, None], _NEUTRAL, image)
     return Rendering(image.mul_(latents.gain[:, None, None, None]), mask, parts)
-
-
-def _backdrop(latents: Latents, do: Do, size: int, style: str) -> Tensor:
-    painted = paint_background(latents.background, latents.seed, size=size, style=style)
-    if do.cue == 1:
-        return painted
-    stops = anatomy(painted.device).backgrounds[:, :2]
-    mean = stops.mean(dim=(0, 1))[:, None, None]  # of all backgrounds
-    return mean + do.cue * (painted - mean)
 
 
 def _index(kind: str, name: str, known: tuple[str, ...]) -> int:
@@ -543,7 +537,7 @@ class CrittersData:
         return f"critters:{self.regime}:{self.split}"
 
     @property
-    def classes(self) -> tuple[str, ...]:
+    def classes(self) -> Names:
         return tuple(CLASSES)
 
     @cached_property
@@ -575,10 +569,8 @@ def samples(
     split: str,
     n: int,
     *,
-    seed: int = 0,
     start: int = 0,
     size: int = 96,
-    do: Do | None = None,
 ) -> Iterator[Sample]:
     """Draw images one by one, in small batches on the CPU.
 
@@ -586,10 +578,8 @@ def samples(
         regime: The name of a regime, such as "certified".
         split: "train", "val" or "test".
         n: The number of samples.
-        seed: Another seed is another world.
         start: The first sample.
         size: Pixels of a side.
-        do: An intervention on each scene.
 
     Returns:
         Samples with label, group (creature, background) as they are shown, mask and part map.
@@ -602,9 +592,8 @@ def samples(
     name = find_regime(regime).name
     for first in range(start, start + n, _RENDER_ROWS):
         rows = min(_RENDER_ROWS, start + n - first)
-        latents = draw(regime, split, rows, seed=seed, start=first)
-        drawn = render(latents, size=size, do=do)
-        latents = latents if do is None else intervene(latents, do, size=size)
+        latents = draw(regime, split, rows, start=first)
+        drawn = render(latents, size=size)
         for row in range(rows):
             yield Sample(
                 image=drawn.image[row],
@@ -612,7 +601,7 @@ def samples(
                 group=(int(latents.creature[row]), int(latents.background[row])),
                 mask=drawn.mask[row],
                 parts=drawn.parts[row],
-                id=f"{name}-{split}-{seed}-{first + row}",
+                id=f"{name}-{split}-{first + row}",
             )
 
 

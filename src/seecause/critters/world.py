@@ -127,37 +127,8 @@ class Latents:
         """The same scene with another creature in it: codes [B] and their parts, all else kept."""
         return self.replace(creature=creature, variants=codewords(creature.device)[creature])
 
-    def on_mat(self, mat: bool = True) -> Latents:
-        """The same scenes with or without a mat: with one, no patch shows both creature and
-        background."""
-        return self.replace(mat=torch.full_like(self.mat, mat))
-
     def _each(self, change: Callable[[Tensor], Tensor]) -> Latents:
         return Latents(*(change(field) for field in vars(self).values()))
-
-
-def from_codes(label: Tensor, creature: Tensor, background: Tensor, seed: Tensor) -> Latents:
-    """Latents with these codes [B] and nuisances (position, size, pose, colours, light) hashed from
-    the seeds [B] alone."""
-    batch, parts = len(seed), len(PARTS)
-    # [B, 1 + P] distinct seeds
-    each_part = seed[:, None] * parts + torch.arange(parts, device=seed.device)
-    return Latents(
-        label=label,
-        creature=creature,
-        background=background,
-        variants=codewords(creature.device)[creature],
-        present=torch.ones(batch, parts, dtype=torch.bool, device=seed.device),
-        centre=torch.stack([_off_middle(seed, 11), _off_middle(seed, 12)], dim=1),
-        extent=uniform(seed, 13, 0.50, 0.55),
-        flip=bits(seed, 14) % 2 == 1,
-        tilt=uniform(seed, 15, -0.025, 0.025),
-        coat=bits(seed, 16) % len(TABLE["coats"]),
-        tone=uniform(each_part, 17, 0.9, 1.0),
-        gain=uniform(seed, 18, 0.85, 1.0),
-        seed=seed,
-        mat=torch.zeros_like(seed, dtype=torch.bool),
-    )
 
 
 def _off_middle(seed: Tensor, purpose: int) -> Tensor:
@@ -168,6 +139,7 @@ def _off_middle(seed: Tensor, purpose: int) -> Tensor:
 
 
 SPLITS = ("train", "val", "test")
+CONFIDENCE = 0.95  # of what an accuracy proves
 
 
 @dataclass(frozen=True)
@@ -210,8 +182,8 @@ def joint(regime: str | Regime) -> Tensor:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The best possible accuracies under a regime, and what a measured one proves at the given
-    confidence."""
+    """The best possible accuracies under a regime, and what a measured one proves with a confidence
+    of 95 %."""
 
     accuracy: float
     samples: int
@@ -233,9 +205,7 @@ class Certificate:
         )
 
 
-def certificate(
-    regime: str | Regime, *, accuracy: float, samples: int, confidence: float = 0.95
-) -> Certificate:
+def certificate(regime: str | Regime, *, accuracy: float, samples: int) -> Certificate:
     """Compute what an accuracy proves about the cues that a model uses.
 
     The bounds are exact, by enumeration of P(y, f, b).
@@ -244,7 +214,6 @@ def certificate(
         regime: The regime that the model was tested on.
         accuracy: Its accuracy on held-out images.
         samples: The number of held-out images.
-        confidence: Of the proof.
 
     Returns:
         A `Certificate`: the best possible accuracies, and which cues are proven to be used.
@@ -258,7 +227,7 @@ def certificate(
     if samples < 1:
         raise BadOption("samples", samples, "a positive number of images")
     table = joint(regime)
-    margin = math.sqrt(math.log(1 / (1 - confidence)) / (2 * samples))
+    margin = math.sqrt(math.log(1 / (1 - CONFIDENCE)) / (2 * samples))
     creature_only = table.sum(dim=2).amax(dim=0).sum().item()
     background_only = table.sum(dim=1).amax(dim=0).sum().item()
     return Certificate(
@@ -302,21 +271,40 @@ def draw(
         >>> len(critters.draw("clean", "test", 4))
         4
     """
-    law = find_regime(regime)
+    law, parts = find_regime(regime), torch.arange(len(PARTS), device=device)
+    if split not in SPLITS:
+        raise UnknownName("split", split, SPLITS)
+    if not 0 <= seed < 2**24:
+        raise BadOption("seed", seed, "a number from 0 to 16777215")
     index = torch.arange(start, start + n, device=device)
     if split == "train" and law.train_pool is not None:
         index = index % law.train_pool
-    sample_seed = _sample_seeds(split, index, seed)
+    # one number for each sample: split and world seed have their own bits, so it is unique
+    own = (seed << 34) + (index << 2) + SPLITS.index(split)
     if law.balanced:
         label = creature = index % len(CLASSES)
         background = index // len(CLASSES) % len(BACKGROUNDS)
     else:
-        label = bits(sample_seed, 1) % len(CLASSES)
-        creature = _mostly(label, len(CLASSES), law.creature_reliability, sample_seed, 2)
-        background = _mostly(
-            usual_background(label), len(BACKGROUNDS), law.background_reliability, sample_seed, 4
-        )
-    return from_codes(label, creature, background, sample_seed).on_mat(law.mat)
+        label = bits(own, 1) % len(CLASSES)
+        creature = _mostly(label, len(CLASSES), law.creature_reliability, own, 2)
+        usual = usual_background(label)
+        background = _mostly(usual, len(BACKGROUNDS), law.background_reliability, own, 4)
+    return Latents(
+        label=label,
+        creature=creature,
+        background=background,
+        variants=codewords(creature.device)[creature],
+        present=torch.ones(n, len(PARTS), dtype=torch.bool, device=device),
+        centre=torch.stack([_off_middle(own, 11), _off_middle(own, 12)], dim=1),
+        extent=uniform(own, 13, 0.50, 0.55),
+        flip=bits(own, 14) % 2 == 1,
+        tilt=uniform(own, 15, -0.025, 0.025),
+        coat=bits(own, 16) % len(TABLE["coats"]),
+        tone=uniform(own[:, None] * len(PARTS) + parts, 17, 0.9, 1.0),
+        gain=uniform(own, 18, 0.85, 1.0),
+        seed=own,
+        mat=torch.full_like(own, law.mat, dtype=torch.bool),
+    )
 
 
 def _reliable(usual: Tensor, codes: int, reliability: float) -> Tensor:
@@ -325,16 +313,6 @@ def _reliable(usual: Tensor, codes: int, reliability: float) -> Tensor:
     table = torch.full((len(usual), codes), (1 - reliability) / (codes - 1), dtype=torch.float64)
     table[torch.arange(len(usual)), usual] = reliability
     return table
-
-
-def _sample_seeds(split: str, index: Tensor, seed: int) -> Tensor:
-    """One number for each sample; split and world seed have their own bits, so numbers are
-    unique."""
-    if split not in SPLITS:
-        raise UnknownName("split", split, SPLITS)
-    if not 0 <= seed < 2**24:
-        raise BadOption("seed", seed, "a number from 0 to 16777215")
-    return (seed << 34) + (index << 2) + SPLITS.index(split)
 
 
 def _mostly(usual: Tensor, codes: int, reliability: float, seed: Tensor, purpose: int) -> Tensor:

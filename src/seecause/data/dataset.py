@@ -178,17 +178,18 @@ def sample_digests(data: Any, start: int = 0, stop: int | None = None) -> list[s
     stop = len(data) if stop is None else stop
     if hasattr(data, "digests"):
         return list(data.digests(start, stop))
-    return [_sample_digest(data, index) for index in range(start, stop)]
-
-
-def _sample_digest(data: Dataset, index: int) -> str:
-    try:
-        sample = data[index]
-    except (BadImage, DataMissing) as error:
-        return digest(str(error))
-    tensors = (sample.image, sample.mask, sample.parts, sample.points)
-    pixels = [b"" if tensor is None else tensor.cpu().numpy().tobytes() for tensor in tensors]
-    return digest(repr((sample.id, sample.label, sample.group, sample.box)), *pixels)
+    digests = []
+    for index in range(start, stop):
+        try:
+            sample = data[index]
+        except (BadImage, DataMissing) as error:
+            digests.append(digest(str(error)))
+            continue
+        tensors = (sample.image, sample.mask, sample.parts, sample.points)
+        pixels = [b"" if tensor is None else tensor.cpu().numpy().tobytes() for tensor in tensors]
+        facts = repr((sample.id, sample.label, sample.group, sample.box))
+        digests.append(digest(facts, *pixels))
+    return digests
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,32 +296,32 @@ def part_of_train(items: Sequence[T], classes: Iterable[Hashable], split: str) -
 Opener = Callable[..., Dataset]  # called with what follows `name:`, and with `limit` if it has that
 
 _OURS = {  # form of a name -> the function that opens the dataset
-    "celeba:PATH[:SPLIT]": "shortcuts:open_celeba",
-    "cifar10:PATH[:SPLIT]": "labelled:open_cifar10",
-    "cifar100:PATH[:SPLIT]": "labelled:open_cifar100",
-    "coco:PATH[:SPLIT]": "labelled:open_coco",
-    "coco-main:PATH[:SPLIT]": "labelled:open_coco_main",
-    "cub:PATH[:SPLIT]": "shortcuts:open_cub",
-    "domainnet:PATH[:DOMAIN][:SPLIT]": "shortcuts:open_domainnet",
-    "folder:PATH": "photos:open_folder",
-    "food101:PATH[:SPLIT]": "labelled:open_food101",
-    "imagenet:PATH[:SPLIT]": "imagenet:open_imagenet",
-    "imagenet-hard:PATH": "imagenet:open_imagenet_hard",
-    "imagenet-s:PATH": "imagenet:open_imagenet_s",
-    "imagenet9:PATH[:VARIANT]": "imagenet:open_imagenet9",
-    "metashift:PATH[:SPLIT]": "shortcuts:open_metashift",
-    "pairs:WITH:WITHOUT": "photos:open_pairs",
-    "pets:PATH[:SPLIT]": "labelled:open_pets",
-    "siim:PATH[:SPLIT]": "shortcuts:open_siim",
-    "tiny-imagenet:PATH[:SPLIT]": "labelled:open_tiny_imagenet",
-    "waterbird200:PATH": "shortcuts:open_waterbird200",
-    "waterbirds:PATH[:SPLIT]": "shortcuts:open_waterbirds",
+    "critters:REGIME[:SPLIT]": "seecause.critters.rendering:open_critters",
+    "celeba:PATH[:SPLIT]": "seecause.data.shortcuts:open_celeba",
+    "cifar10:PATH[:SPLIT]": "seecause.data.labelled:open_cifar10",
+    "cifar100:PATH[:SPLIT]": "seecause.data.labelled:open_cifar100",
+    "coco:PATH[:SPLIT]": "seecause.data.labelled:open_coco",
+    "coco-main:PATH[:SPLIT]": "seecause.data.labelled:open_coco_main",
+    "cub:PATH[:SPLIT]": "seecause.data.shortcuts:open_cub",
+    "domainnet:PATH[:DOMAIN][:SPLIT]": "seecause.data.shortcuts:open_domainnet",
+    "folder:PATH": "seecause.data.photos:open_folder",
+    "food101:PATH[:SPLIT]": "seecause.data.labelled:open_food101",
+    "imagenet:PATH[:SPLIT]": "seecause.data.imagenet:open_imagenet",
+    "imagenet-hard:PATH": "seecause.data.imagenet:open_imagenet_hard",
+    "imagenet-s:PATH": "seecause.data.imagenet:open_imagenet_s",
+    "imagenet9:PATH[:VARIANT]": "seecause.data.imagenet:open_imagenet9",
+    "metashift:PATH[:SPLIT]": "seecause.data.shortcuts:open_metashift",
+    "pairs:WITH:WITHOUT": "seecause.data.photos:open_pairs",
+    "pets:PATH[:SPLIT]": "seecause.data.labelled:open_pets",
+    "siim:PATH[:SPLIT]": "seecause.data.shortcuts:open_siim",
+    "tiny-imagenet:PATH[:SPLIT]": "seecause.data.labelled:open_tiny_imagenet",
+    "waterbird200:PATH": "seecause.data.shortcuts:open_waterbird200",
+    "waterbirds:PATH[:SPLIT]": "seecause.data.shortcuts:open_waterbirds",
 }
-_HOMES = {form.partition(":")[0]: f"seecause.data.{home}" for form, home in _OURS.items()}
-_HOMES["critters"] = "seecause.critters.rendering:open_critters"
-_FORMS = {form.partition(":")[0]: form for form in (*_OURS, "critters:REGIME[:SPLIT]")}
+_FORMS = {form.partition(":")[0]: form for form in _OURS}
+_HOMES = dict(zip(_FORMS, _OURS.values(), strict=True))
 _REGISTRY: Registry[Opener] = Registry(
-    "dataset", group="seecause.datasets", homes=_HOMES, adopt=lambda name, opener: opener
+    "dataset", group="seecause.datasets", homes=_HOMES, adopts=True
 )
 
 

@@ -48,6 +48,7 @@ from torch import Tensor
 from seecause.data.dataset import IGNORE, Names, path_and_split
 from seecause.data.photos import Layout, Photo, Photos, class_photos
 from seecause.errors import BadImage
+from seecause.loading import imagenet_names
 from seecause.models.preprocess import decode_image, first_line, read_image
 
 IMAGENET_CLASSES = 1000
@@ -64,21 +65,13 @@ def imagenet_wnids() -> Names:
     return tuple(ImageNetInfo("imagenet-1k").label_names())
 
 
-@cache
-def imagenet_classes() -> Names:
-    """The names of the 1,000 classes in the order of the labels."""
-    from timm.data import ImageNetInfo
-
-    return tuple(ImageNetInfo("imagenet-1k").label_descriptions())
-
-
 def open_imagenet(rest: str) -> Photos:
     """A label is the index of its WordNet id among the sorted 1,000."""
     path, split = path_and_split(rest, ("train", "val"), "val")
     photos: list[Photo] = []
     for folder in _IMAGENET.folders(path / split):
         photos += class_photos(folder, _label(folder, folder.name))
-    return Photos(f"imagenet:{rest}", imagenet_classes(), photos)
+    return Photos(f"imagenet:{rest}", imagenet_names(), photos)
 
 
 def _label(folder: Path, wnid: str) -> int:
@@ -121,7 +114,7 @@ def open_imagenet_s(rest: str) -> Photos:
             mask = root / "validation-segmentation" / folder.name / f"{photo.path.stem}.png"
             photos.append(replace(photo, mask=mask))
     reader = partial(_read_category, number)
-    return Photos(f"imagenet-s:{rest}", imagenet_classes(), photos, reader)
+    return Photos(f"imagenet-s:{rest}", imagenet_names(), photos, reader)
 
 
 def _read_category(number: dict[str, int], photo: Photo) -> Tensor:
@@ -161,7 +154,7 @@ def open_imagenet_hard(rest: str) -> Photos:
                 for row, classes in enumerate(listed):
                     label = range(IMAGENET_CLASSES)[classes[0]]
                     photos.append(Photo(path, f"{path.name}:{group}:{row}", label))
-    return Photos(f"imagenet-hard:{rest}", imagenet_classes(), photos, read_image=_read_row)
+    return Photos(f"imagenet-hard:{rest}", imagenet_names(), photos, read_image=_read_row)
 
 
 def _read_row(photo: Photo) -> Image.Image:

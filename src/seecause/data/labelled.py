@@ -64,9 +64,9 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from seecause.data.dataset import IGNORE, Size, path_and_split
-from seecause.data.imagenet import imagenet_classes
 from seecause.data.photos import Layout, Photo, Photos, class_photos, split_of
 from seecause.errors import BadImage
+from seecause.loading import imagenet_names
 from seecause.models.preprocess import read_ids
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def open_pets(rest: str) -> Photos:
         if len(known) < len(labelled):
             words = "%s names no ImageNet class for the breeds of %d photos, which are skipped"
             log.warning(words, translation, len(labelled) - len(known))
-        labelled, classes = known, imagenet_classes()
+        labelled, classes = known, imagenet_names()
     images, trimaps = root / "images", root / "annotations" / "trimaps"
     photos = [
         Photo(images / f"{name}.jpg", name, label, trimaps / f"{name}.png")
@@ -170,7 +170,7 @@ def main_category(objects: Iterable[Record]) -> int | None:
 
 
 def _draw_objects(
-    outlines: Mapping[str, tuple[tuple[int, int], list[Any], list[Any]]], photo: Photo
+    outlines: Mapping[str, tuple[Size, list[Any], list[Any]]], photo: Photo
 ) -> Tensor:
     """[H, W] uint8: 1 on the objects of the main category, IGNORE on crowds. `outlines` has size,
     objects and crowds by photo."""

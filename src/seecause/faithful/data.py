@@ -31,7 +31,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
-from torchvision.transforms.functional import pil_to_tensor
 
 from seecause.data.batch import in_order, raw_in_frame, to_batch
 from seecause.data.dataset import (
@@ -88,18 +87,15 @@ def augmentation(kind: Augment, frame: Preprocess) -> Transform:
     if kind == "plain":
         return v2.Compose([v2.Resize(frame.size, bilinear, antialias=True), flip])
     if kind == "imagenet":
+        from timm.data.auto_augment import rand_augment_transform
+
         crop = v2.RandomResizedCrop(frame.size, interpolation=bicubic, antialias=True)
         in_range = partial(torch.clamp, min=0, max=1)  # bicubic interpolation overshoots
-        return v2.Compose([crop, in_range, flip, _rand_augment(side)])
+        settings = {"translate_const": int(side * 0.45), "img_mean": (124, 116, 104)}
+        change = rand_augment_transform("rand-m6-mstd0.5", settings)
+        back = [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
+        return v2.Compose([crop, in_range, flip, to_pil, change, *back])
     return partial(raw_in_frame, frame)
-
-
-def _rand_augment(side: int) -> Transform:
-    from timm.data.auto_augment import rand_augment_transform
-
-    settings = {"translate_const": int(side * 0.45), "img_mean": (124, 116, 104)}
-    change = rand_augment_transform("rand-m6-mstd0.5", settings)
-    return lambda image: pil_to_tensor(change(to_pil(image))).float() / 255
 
 
 @contextmanager

@@ -5,6 +5,14 @@ Key points of birds (Kp, NMI and ARI) are those of PDiscoFormer and iFAM, as def
 `metrics/annotations.py`. The regression is fitted on CUB's training images, also where Waterbird200
 is tested, whose images are CUB's birds on other backgrounds. Tokens that an intervention rejects
 are background in the maps of both sets; a part that is dropped from the mask stays in the maps.
+
+The Backgrounds Challenge (Xiao et al. 2020) asks how much accuracy another background costs:
+
+    BG-gap = accuracy(mixed_same) - accuracy(mixed_rand)
+
+on ImageNet-9, whose nine classes each gather some of ImageNet-1k's. An ImageNet-1k model predicts
+the class its largest logit belongs to; 630 of 1,000 classes belong to none (-1) and are always
+wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +33,7 @@ from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 from torchvision.utils import make_grid
 
 from seecause.background.images import Progress, no_progress
-from seecause.data.dataset import Dataset, open_data, to_pil
+from seecause.data.dataset import Dataset, Size, open_data, to_pil
 from seecause.data.shortcuts import MINORITY
 from seecause.errors import BadOption
 from seecause.faithful.data import (
@@ -54,7 +62,8 @@ from seecause.metrics.annotations import (
     overlap,
     part_agreement,
 )
-from seecause.metrics.statistics import GroupAccuracy, auroc, group_accuracy, in9_right
+from seecause.metrics.statistics import GroupAccuracy, auroc, group_accuracy
+from seecause.models.block import Named
 
 CONFIG, BEST, EVALUATION = "config.json", "best", "evaluation.json"  # files of a training run
 MIXED_SAME, MIXED_RAND = ":mixed_same", ":mixed_rand"  # of ImageNet-9
@@ -111,10 +120,9 @@ class Examination:
         return {}
 
     def _right(self, logits: Tensor) -> Tensor:
-        """[N] bool"""
-        if self.mapping is None:
-            return logits.argmax(dim=1) == self.labels
-        return in9_right(logits, self.labels, self.mapping)
+        """[N] bool; a class that belongs to none of the nine (-1) is wrong."""
+        predicted = logits.argmax(dim=1)
+        return (predicted if self.mapping is None else self.mapping[predicted]) == self.labels
 
 
 @torch.no_grad()
@@ -161,7 +169,7 @@ def examine(
 def merge(parts: Sequence[Examination]) -> Examination:
     """The examinations of several batches or processes, as one."""
     groups = [part.groups for part in parts if part.groups is not None]
-    joined: dict[str, Any] = {
+    joined: Named = {
         name: torch.cat([getattr(part, name) for part in parts])
         for name in ("logits", "stage1", "labels", "kept")
     }
@@ -218,16 +226,16 @@ def part_image(image: Tensor, maps: Tensor, removed: Sequence[int] = ()) -> Imag
     return to_pil(torch.where(hidden, raw * _DIM, grey * (1 - _ALPHA) + paint * _ALPHA))
 
 
-def part_sheet(images: Tensor, maps: Tensor, *, columns: int = 8) -> Image.Image:
-    """Raw images [B, 3, H, W], each above its parts [B, K + 1, gh, gw]."""
+def part_sheet(images: Tensor, maps: Tensor) -> Image.Image:
+    """Raw images [B, 3, H, W], each above its parts [B, K + 1, gh, gw], eight in a row."""
     pairs = zip(images, maps, strict=True)
     drawn = torch.stack([pil_to_tensor(part_image(*pair)) for pair in pairs])
     plain = F.interpolate(images.cpu().float() * 255, drawn.shape[2:]).round().to(torch.uint8)
     both = torch.cat([plain, drawn], dim=2)  # [B, 3, 2 H, W]
-    return to_pil_image(make_grid(both, nrow=columns, padding=0, pad_value=255))
+    return to_pil_image(make_grid(both, nrow=8, padding=0, pad_value=255))
 
 
-def mask_pixels(mask: Tensor, size: tuple[int, int]) -> Tensor:
+def mask_pixels(mask: Tensor, size: Size) -> Tensor:
     """Selected patches [B, gh, gw] as pixels [B, H, W], bool."""
     return F.interpolate(mask[:, None].float(), size, mode="nearest")[:, 0] > 0
 
@@ -360,7 +368,7 @@ def evaluate(
     prove(net)
     images = network.images("test", limit) if data is None else open_data(data, limit=limit)
     matched, name = match_classes(net, images), images.name
-    reading: dict[str, Any] = {"batch": batch, "workers": workers}
+    reading: Named = {"batch": batch, "workers": workers}
 
     def examined(data: Dataset) -> Examination:
         with progress("examining", len(data)) as advance:
@@ -417,7 +425,7 @@ def _calibrated(
     by: By,
     limit: int | None,
     progress: Progress,
-    reading: dict[str, Any],
+    reading: Named,
 ) -> None:
     """Thresholds from training images, prepared as test images are.
 

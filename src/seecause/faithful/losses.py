@@ -30,7 +30,7 @@ from torchvision.transforms.functional import affine
 from seecause.faithful.net import IFAM, IFAMOutput
 from seecause.faithful.parts import Noise
 from seecause.faithful.stages import is_token
-from seecause.models.block import wide
+from seecause.models.block import Named, Size, wide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ def objective(
     out: IFAMOutput,
     labels: Tensor,
     *,
-    size: tuple[int, int],
+    size: Size,
     moved: Affine | None = None,
     weights: LossWeights | None = None,
 ) -> dict[str, Tensor]:
@@ -173,11 +173,11 @@ class Affine:
     """Turn by `angle` degrees and scale about the centre, then shift by (x, y) pixels."""
 
     angle: float
-    shift: tuple[int, int]
+    shift: tuple[int, int]  # x, y
     scale: float
 
     @classmethod
-    def draw(cls, seed: int, step: int, size: tuple[int, int]) -> Affine:
+    def draw(cls, seed: int, step: int, size: Size) -> Affine:
         """The map of one step, for a whole batch of images of (height, width): angle in +-90
         degrees, shift of up to 11 % of each side in whole pixels, scale 0.8-1.4."""
         draw = random.Random(f"{seed} {step}")
@@ -190,7 +190,7 @@ class Affine:
         moved = [*self.shift], self.scale, [0.0, 0.0], InterpolationMode.BILINEAR
         return affine(images, self.angle, *moved)
 
-    def unwarp(self, maps: Tensor, size: tuple[int, int]) -> Tensor:
+    def unwarp(self, maps: Tensor, size: Size) -> Tensor:
         """Maps [B, K, gh, gw] of a warped image of `size` pixels, brought back in two
         nearest-neighbour steps."""
         rows, columns = maps.shape[2:]
@@ -199,9 +199,7 @@ class Affine:
         return affine(maps, -self.angle, [0, 0], 1 / self.scale, [0.0, 0.0])
 
 
-def equivariance_loss(
-    maps: Tensor, warped_maps: Tensor, moved: Affine, size: tuple[int, int]
-) -> Tensor:
+def equivariance_loss(maps: Tensor, warped_maps: Tensor, moved: Affine, size: Size) -> Tensor:
     """1 - the mean cosine of foreground maps [B, K + 1, gh, gw] and those of the warped images of
     `size`, brought back. Gradient flows through both."""
     back = moved.unwarp(warped_maps[:, :-1], size)
@@ -215,7 +213,7 @@ def parameter_groups(
     *,
     prototype_factor: float = 1e3,
     head_factor: float = 1e4,
-) -> list[dict[str, Any]]:
+) -> list[Named]:
     """Groups for an optimiser: what is trainable, at the paper's rates. Only matrices of backbones
     and classifiers are decayed."""
     groups: dict[tuple[float, float], list[Tensor]] = {}

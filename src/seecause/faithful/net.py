@@ -36,7 +36,6 @@ from seecause.faithful.parts import (
     Purpose,
     Selection,
     mean_vote,
-    part_logits,
     reject_far,
     reject_unlike,
     select,
@@ -59,7 +58,7 @@ from seecause.faithful.stages import (
 )
 from seecause.files import write_json
 from seecause.loading import Source, build_native, fill, saved
-from seecause.models.block import wide
+from seecause.models.block import Named, wide
 from seecause.models.parts import Parts
 from seecause.models.preprocess import Preprocess
 from seecause.options import Fraction, Limit, check_options
@@ -172,7 +171,7 @@ class IFAM(nn.Module):
         classes: int | Sequence[str],
         *,
         preprocess: Preprocess | None = None,
-        architecture: dict[str, Any] | None = None,
+        architecture: Named | None = None,
         **options: Any,
     ):
         super().__init__()
@@ -186,13 +185,13 @@ class IFAM(nn.Module):
         self.stage2 = None
         if self.options.stages == 2:
             self.stage2 = MaskedStage(backbone, classes=self.classes)
-        if self.options.freeze != "none":
-            self.stage1.tower.freeze()
-        if self.options.freeze == "both" and self.stage2 is not None:
-            self.stage2.tower.freeze()
-        for stage in (self.stage1, self.stage2) if self.options.freeze == "all" else ():
-            if stage is not None:
+        stages = [self.stage1] if self.stage2 is None else [self.stage1, self.stage2]
+        frozen = {"none": [], "stage1": stages[:1]}.get(self.options.freeze, stages)
+        for stage in frozen:
+            if self.options.freeze == "all":
                 stage.tower.requires_grad_(False)
+            else:
+                stage.tower.freeze()
         view = self.stage1.tower.parts
         self.preprocess: Any = preprocess or view.preprocess  # None where nothing defines it
         if self.preprocess is not None and view.fixed_size and view.size is not None:
@@ -206,7 +205,7 @@ class IFAM(nn.Module):
         self.register_buffer("limit_bits", torch.zeros(parts, dtype=torch.int64), persistent=False)
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Named:
         """The arguments that build this network again, on the same backbone."""
         return {"parts": self.parts, "classes": self.classes, **asdict(self.options)}
 
@@ -371,10 +370,12 @@ class IFAM(nn.Module):
 
     def votes(self, embeddings: Tensor, noise: Noise | None = None) -> Tensor:
         """Modulated embeddings [B, D, K + 1] -> the vote of each part [B, C, K]."""
-        share, kept = self.options.part_dropout, None
+        votes = wide(self.stage1.classifier.weight) @ embeddings[..., :-1]
+        share = self.options.part_dropout
         if self.training and share > 0 and noise is not None:
-            kept = noise.kept(Purpose.DROP_EMBEDDINGS, self.parts, share, embeddings)
-        return part_logits(embeddings, self.stage1.classifier.weight, kept, share)
+            kept = noise.kept(Purpose.DROP_EMBEDDINGS, self.parts, share, embeddings)  # [B, K]
+            votes = votes * kept[:, None] / (1 - share)
+        return votes
 
     def mean_vote(self, votes: Tensor) -> Tensor:
         """[B, C, K] -> [B, C]: the mean over parts that an intervention leaves."""
@@ -506,7 +507,7 @@ def load(folder: str | Path, name: str = "ifam") -> IFAM:
     return net
 
 
-def from_card(card: dict[str, Any], state: dict[str, Tensor], source: str) -> Source:
+def from_card(card: Named, state: dict[str, Tensor], source: str) -> Source:
     """Build a network from its card and its weights (called by `loading.py`)."""
     architecture, frame = card["architecture"], card["preprocess"]
     backbone, arguments = architecture["backbone"], dict(architecture["arguments"])
@@ -521,7 +522,7 @@ def from_card(card: dict[str, Any], state: dict[str, Tensor], source: str) -> So
     return Source(net.eval(), {}, architecture)
 
 
-def _described(backbone: Any) -> dict[str, Any] | None:
+def _described(backbone: Any) -> Named | None:
     """How transformers builds a backbone; modules of other libraries have no such description."""
     if type(backbone).__module__.split(".")[0] != "transformers":
         return None

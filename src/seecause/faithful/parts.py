@@ -39,16 +39,6 @@ from seecause.models.block import wide, wide_dtype
 TIE = 1e-5  # tolerance relative to |z|^2 + |p|^2, the scale of rounding errors of distances
 
 
-def part_logits(
-    embeddings: Tensor, classifier: Tensor, kept: Tensor | None = None, drop: float = 0.0
-) -> Tensor:
-    """Modulated embeddings [B, D, K + 1] and a shared classifier [C, D] -> the vote of each
-    foreground part, [B, C, K]. `kept` [B, K] drops parts; the others are scaled by 1 / (1 - drop).
-    """
-    votes = wide(classifier) @ embeddings[..., :-1]
-    return votes if kept is None else votes * kept[:, None] / (1 - drop)
-
-
 def mean_vote(votes: Tensor, removed: Tensor) -> Tensor:
     """Votes [B, C, K] -> the mean [B, C] over parts that are not removed [K] (bool); zero where
     none is left."""
@@ -64,17 +54,17 @@ class Modulation(nn.Module):
     released code does; otherwise each part by itself, as the paper writes it.
     """
 
-    def __init__(self, width: int, channels: int, *, joint: bool = True, eps: float = 1e-5):
+    def __init__(self, width: int, channels: int, *, joint: bool = True):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width, channels))
         self.bias = nn.Parameter(torch.zeros(width, channels))
-        self.joint, self.eps = joint, eps
+        self.joint = joint
 
     def forward(self, embeddings: Tensor) -> Tensor:
         weight, bias = wide(self.weight), wide(self.bias)
         if self.joint:
-            return F.layer_norm(embeddings, tuple(weight.shape), weight, bias, self.eps)
-        normalised = F.layer_norm(embeddings.transpose(1, 2), weight.shape[:1], eps=self.eps)
+            return F.layer_norm(embeddings, tuple(weight.shape), weight, bias)
+        normalised = F.layer_norm(embeddings.transpose(1, 2), weight.shape[:1])
         return normalised.transpose(1, 2) * weight + bias
 
 

@@ -40,7 +40,7 @@ from seecause.engine.trace import probabilities
 from seecause.engine.walk import walk
 from seecause.errors import NotDefined, UnsupportedModel
 from seecause.faithful.parts import Assignment, Modulation
-from seecause.models.block import TokenLayout, chain, fused, hiding, wide
+from seecause.models.block import Named, TokenLayout, chain, fused, hiding, wide
 from seecause.models.parts import Parts, find_parts
 from seecause.models.transformers import tower_of
 
@@ -180,7 +180,15 @@ class Backbone(nn.Module):
 
     def __init__(self, backbone: nn.Module):
         super().__init__()
-        self.native = _without_classifier(copy.deepcopy(backbone))
+        # a classifier that is never run must not be trained, saved or counted
+        native: Any = copy.deepcopy(backbone)
+        if hasattr(native, "reset_classifier"):  # timm
+            native.reset_classifier(0)
+        elif hasattr(native, "classifier"):  # transformers
+            native = tower_of(native)
+        elif hasattr(native, "heads"):  # torchvision
+            native.heads = nn.Sequential(nn.Identity())
+        self.native: nn.Module = native
         self.train(False)
         for name, parameter in self.native.named_parameters():
             parameter.requires_grad_(_UNUSED.search(name) is None)
@@ -202,7 +210,7 @@ class Backbone(nn.Module):
             raise UnsupportedModel(name, "it has no tokens", "use a vision transformer")
         return parts
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Named:
         return {name: value for name, value in self.__dict__.items() if name != "parts"}
 
     def train(self, mode: bool = True) -> Backbone:
@@ -360,17 +368,6 @@ def found_objects(tower: Backbone, images: Tensor) -> Tensor:
 def is_token(name: str) -> bool:
     """Whether a parameter of a backbone is a special token or a position embedding."""
     return _TOKENS.search(name) is not None
-
-
-def _without_classifier(module: Any) -> nn.Module:
-    """The backbone alone: a classifier that is never run must not be trained, saved or counted."""
-    if hasattr(module, "reset_classifier"):  # timm
-        module.reset_classifier(0)
-    elif hasattr(module, "classifier"):  # transformers
-        return tower_of(module)
-    elif hasattr(module, "heads"):  # torchvision
-        module.heads = nn.Sequential(nn.Identity())
-    return module
 
 
 def visible_tokens(mask: Tensor, prefix: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from seecause.data.dataset import open_data
+from seecause.data.dataset import Names, open_data
 from seecause.errors import BadOption, SeecauseError
 from seecause.faithful.data import (
     Augment,
@@ -48,6 +48,7 @@ from seecause.faithful.losses import LossWeights, TrainingLosses, parameter_grou
 from seecause.faithful.net import IFAM, IFAMOptions
 from seecause.files import atomic_file, atomic_folder, write_atomic, write_json
 from seecause.loading import load
+from seecause.models.block import Named
 from seecause.models.preprocess import Preprocess
 from seecause.options import Count, NotNegative, Positive, Whole, check_options
 
@@ -151,7 +152,7 @@ class TrainConfig:
 def read_config(path: str | Path | None, **settings: Any) -> TrainConfig:
     """A configuration from a TOML or JSON file; `settings` that are not None win, name by name in
     `options` and `losses`."""
-    merged: dict[str, Any] = {}
+    merged: Named = {}
     if path is not None:
         text = Path(path).read_text(encoding="utf-8")
         try:
@@ -176,7 +177,7 @@ def cosine(epoch: int, epochs: int) -> float:
     return (1 + math.cos(math.pi * epoch / epochs)) / 2
 
 
-def set_pace(groups: Iterable[dict[str, Any]], share: float) -> None:
+def set_pace(groups: Iterable[Named], share: float) -> None:
     """Give every group of an optimiser this share of its first learning rate."""
     for group in groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * share
@@ -486,7 +487,7 @@ class CsvLog:
     """A CSV file that grows. Opening it again drops rows after `step`, which a continued run writes
     anew, and a row that a kill cut short."""
 
-    def __init__(self, path: Path, columns: tuple[str, ...], *, step: int = 0):
+    def __init__(self, path: Path, columns: Names, *, step: int = 0):
         self.path, self.columns = path, columns
         lines = path.read_text().splitlines(keepends=True)[1:] if path.is_file() else []
         place = columns.index("step")
@@ -494,20 +495,20 @@ class CsvLog:
         kept = (line for line in whole if int(line.split(",")[place]) <= step)
         write_atomic(path, ",".join(columns) + "\n" + "".join(kept))
 
-    def add(self, row: dict[str, Any]) -> None:
+    def add(self, row: Named) -> None:
         short = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in row.items()}
         with self.path.open("a", newline="", encoding="utf-8") as file:
             options: Any = {"extrasaction": "ignore", "lineterminator": "\n"}
             csv.DictWriter(file, self.columns, **options).writerow(short)
 
 
-def new_net(config: TrainConfig, classes: tuple[str, ...]) -> IFAM:
+def new_net(config: TrainConfig, classes: Names) -> IFAM:
     """The untrained network, on the CPU. The seed decides heads and prototypes; the global random
     state is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         # DINOv2 has no classifier of its own
-        how: dict[str, Any] = {"weights": config.weights, "size": config.size}
+        how: Named = {"weights": config.weights, "size": config.size}
         model = load(config.backbone, **how, head=nn.Identity(), pool="cls")
         return IFAM(
             model.module,

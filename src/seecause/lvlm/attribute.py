@@ -60,6 +60,7 @@ from seecause.errors import BadOption
 from seecause.files import write_atomic, write_json
 from seecause.lvlm.engine import MaskedRows, MaskEngine, weak
 from seecause.lvlm.model import Head
+from seecause.models.block import Named
 from seecause.options import Limit, Seed, checked
 from seecause.results import Result
 
@@ -251,7 +252,7 @@ def _judged(
     """Coefficients with R2 and correlation of `unseen` responses, true and predicted."""
     truth, predicted = unseen
     rest = (truth - predicted).square().sum() / (truth - truth.mean()).square().sum()
-    quality: dict[str, Any] = {"r2": float(1 - rest), "pearson": correlation(truth, predicted)}
+    quality: Named = {"r2": float(1 - rest), "pearson": correlation(truth, predicted)}
     both = torch.stack([truth, predicted], dim=1)
     return Coefficients(coefficients, intercept, **quality, **details, unseen=both)
 
@@ -392,7 +393,7 @@ def attribute_heads(
     device = engine.lvlm.device
     found = estimate(drawn, engine.evaluate(drawn), slopes, seed=seed, device=device)
     grid = (engine.lvlm.n_layers, engine.lvlm.n_heads)
-    values: dict[str, Any] = {**vars(found), "protocol": _protocol(engine, sampling)}
+    values: Named = {**vars(found), "protocol": _protocol(engine, sampling)}
     for name in ("coefficients", "standard_error"):
         values[name] = values[name].reshape(grid)
     return HeadAttribution(**values)
@@ -449,7 +450,7 @@ def attribute_tokens(
     return dataclasses.replace(found, protocol=protocol)
 
 
-def _protocol(engine: MaskedRows, sampling: Sampling) -> dict[str, Any]:
+def _protocol(engine: MaskedRows, sampling: Sampling) -> Named:
     return {**engine.protocol(), "sampling": dataclasses.asdict(sampling)}
 
 

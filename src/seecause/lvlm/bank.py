@@ -30,10 +30,9 @@ from seecause.loading import reading
 from seecause.lvlm.cache import run_prefix
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt
-from seecause.models.block import wide_dtype
+from seecause.models.block import Size, wide_dtype
 from seecause.options import checked
 
-Size = tuple[int, int]  # height, width
 QUESTION = "What is this?"  # no effect, unless image tokens read it (`with_words_of`)
 FILE = "bank.safetensors"
 

@@ -50,7 +50,7 @@ from seecause.lvlm.cache import KeyValue
 from seecause.lvlm.engine import MaskedRows
 from seecause.lvlm.model import LVLM, SIDE, Head, noise_image
 from seecause.lvlm.prompt import Prompt, read
-from seecause.models.block import At
+from seecause.models.block import At, Named, Size
 
 ATTENTION = "seecause_edited"  # in transformers' registry
 NAME = "edited heads"
@@ -85,7 +85,7 @@ class _Edit:
     blind: MeanBank | None
     redirect: Image.Image | None
     image: Image.Image | None  # the image that is asked about, where it is known
-    size: tuple[int, int] | None  # its height and width
+    size: Size | None
     now: _Sequence | None = None  # what the forward that runs is about
     caches: WeakKeyDictionary[Any, _Sequence] = field(default_factory=WeakKeyDictionary)
     trial: bool = False  # made to prove that edits reach the model
@@ -404,7 +404,7 @@ def _watch(module: Any, stack: ExitStack) -> None:
     native, signature = getattr(base, ENCODER, None), inspect.signature(module.forward)
     rest = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
 
-    def begin(_: nn.Module, positional: tuple[Any, ...], given: dict[str, Any]) -> None:
+    def begin(_: nn.Module, positional: tuple[Any, ...], given: Named) -> None:
         if not (edit := _EDITS[-1]).reading:
             inputs = signature.bind_partial(*positional, **given).arguments
             for name in rest:

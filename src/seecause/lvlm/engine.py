@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from PIL import Image
@@ -41,7 +41,7 @@ from seecause.lvlm.cache import (
 from seecause.lvlm.model import LVLM
 from seecause.lvlm.prompt import Prompt
 from seecause.models.base import Contents, check_eval_mode
-from seecause.models.block import wide, wide_dtype
+from seecause.models.block import Named, wide, wide_dtype
 from seecause.models.decoder import sees_all_before
 from seecause.options import Whole, checked
 
@@ -134,7 +134,7 @@ class MaskedRows:
         # [W, D]: their dot products with normed states are the words' adjusted logits
         self.readouts = torch.stack([lvlm.readout(token) for token in targets])
 
-    def protocol(self) -> dict[str, Any]:
+    def protocol(self) -> Named:
         """The settings of the computation, for manifests."""
         lvlm, tokens = self.lvlm, str(self.prompt.tokens)
         return {
@@ -482,7 +482,7 @@ class MaskEngine(MaskedRows):
         answers, slopes = super().slopes(heads, text, image, of=of)
         return (answers[:, 0] - self.ablated) / self.span, slopes[:, 0] / self.span
 
-    def protocol(self) -> dict[str, Any]:
+    def protocol(self) -> Named:
         return {
             **super().protocol(), "answer": self.answer, "target": self.target,
             "position": self.position, "text": list(self.prompt.pieces), "floor": self.floor,

@@ -37,7 +37,7 @@ from seecause.lvlm.cache import (
 from seecause.lvlm.prompt import Prompt
 from seecause.models import decoder
 from seecause.models.base import device_of, parse_device, parse_dtype, weights_key
-from seecause.models.block import Block, chain, wide_dtype
+from seecause.models.block import Block, Named, Size, chain, wide_dtype
 from seecause.models.decoder import Decoder, norms_of, sees_all_before, with_deepstack
 from seecause.options import checked
 
@@ -129,7 +129,7 @@ class LVLM:
             raise BadOption("answer", answer, expected)
         return [int(token) for token in answer]
 
-    def _native(self, image: Image.Image, question: str) -> tuple[str, dict[str, Any]]:
+    def _native(self, image: Image.Image, question: str) -> tuple[str, Named]:
         """The rendered text of a question, and the model's inputs."""
         if self.processor is None:
             raise BadInput(
@@ -173,7 +173,7 @@ class LVLM:
         difference = weight[token].to(kind) - weight.mean(dim=0, dtype=kind)
         return difference * self.decoder.logit_scale
 
-    def send(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def send(self, inputs: Mapping[str, Any]) -> Named:
         """Tensors on the model's device, images in its dtype; without labels."""
         sent = {name: value for name, value in inputs.items() if name != "labels"}
         for name, value in sent.items():
@@ -392,7 +392,13 @@ def _open(where: str) -> tuple[Any, Any]:
 @torch.no_grad()
 def verify(lvlm: LVLM, prompt: Prompt | None = None) -> list[Probe]:
     """Run the probes; raises `ViewMismatch` with the probe and the block."""
-    prompt = prompt or _noise_prompt(lvlm)
+    if prompt is None:
+        if lvlm.processor is None:
+            expected = "a processor, native `inputs` to verify with, or check=False"
+            raise BadOption("processor", None, expected)
+        # rows of an answer see otherwise than those of the question there
+        answer = [1, 2] if lvlm.decoder.reads_prefix else None
+        prompt = lvlm.prompt(noise_image(SIDE), "What is in the picture?", answer)
     language = lvlm.decoder
     with listening([block.native for block in language.blocks]) as outputs:
         native = lvlm.module(**prompt.inputs, use_cache=False).logits.to(lvlm.device)
@@ -414,19 +420,9 @@ def verify(lvlm: LVLM, prompt: Prompt | None = None) -> list[Probe]:
     return [compare("logits", "the vocabulary", got, native, tolerance, words), *blocks]
 
 
-def _noise_prompt(lvlm: LVLM) -> Prompt:
-    """An image of noise and a question; with an answer where its rows see otherwise than those of
-    the question."""
-    if lvlm.processor is None:
-        expected = "a processor, native `inputs` to verify with, or check=False"
-        raise BadOption("processor", None, expected)
-    answer = [1, 2] if lvlm.decoder.reads_prefix else None
-    return lvlm.prompt(noise_image(SIDE), "What is in the picture?", answer)
-
-
-def noise_image(size: tuple[int, int], seed: int = 0) -> Image.Image:
+def noise_image(size: Size) -> Image.Image:
     """Noise of a height and width."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from seecause.errors import BadInput
 from seecause.models.base import Contents, check_eval_mode
-from seecause.models.block import At
+from seecause.models.block import At, Named, Size
 from seecause.models.decoder import (
     ImageTokens,
     arriving,
@@ -55,7 +55,7 @@ class Prompt:
     deepstack: tuple[Tensor | None, ...] = ()
     # what the native model takes
     inputs: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    size: tuple[int, int] | None = None  # height and width of the image
+    size: Size | None = None  # of the image
     prefix: int = 0  # number of first tokens with bidirectional attention (PaliGemma)
 
     @property
@@ -96,7 +96,7 @@ def render(processor: Any, question: str, template: str | None = None) -> str:
     return (template or PLAIN).format(image=token, question=question)
 
 
-def native_inputs(lvlm: LVLM, image: Image.Image, text: str, **options: Any) -> dict[str, Any]:
+def native_inputs(lvlm: LVLM, image: Image.Image, text: str, **options: Any) -> Named:
     """The processor's tensors for one image and a rendered text, on the model's device and in its
     dtype."""
     options |= {"images": image.convert("RGB"), "text": text, "return_tensors": "pt"}
@@ -131,9 +131,7 @@ def answer_ids(
     return ids
 
 
-def extended(
-    inputs: Mapping[str, Any], ids: Sequence[int], *, token_type: int = 0
-) -> dict[str, Any]:
+def extended(inputs: Mapping[str, Any], ids: Sequence[int], *, token_type: int = 0) -> Named:
     """Native inputs with tokens appended, as if they had been said already. Prefix language models
     tell them from the question by their `token_type`, 1."""
     more = torch.tensor([list(ids)], device=inputs["input_ids"].device)
@@ -150,7 +148,7 @@ def extended(
 
 
 @torch.no_grad()
-def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: tuple[int, int] | None = None) -> Prompt:
+def read(lvlm: LVLM, inputs: Mapping[str, Any], *, size: Size | None = None) -> Prompt:
     """A prompt from native inputs: one sequence."""
     check_eval_mode(Contents([lvlm.module]), lvlm.device)
     ids, places = inputs["input_ids"][0], _image_places(lvlm, inputs)

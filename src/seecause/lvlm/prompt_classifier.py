@@ -389,7 +389,15 @@ def _view(
     frame: Preprocess,
 ) -> PromptClassifier:
     decoder, tree, module = lvlm.decoder, query.tree, lvlm.module
-    image = _image_span(lvlm, tree)
+    places = (tree.ids == module.config.image_token_id).nonzero()[:, 0]
+    if not len(places) or places[-1] >= tree.trunk:
+        raise UnsupportedModel(
+            lvlm.name,
+            "its template puts the image after the question, or nowhere",
+            "wrap it with a template that begins with {image}",
+        )
+    image = slice(int(places[0]), int(places[-1]) + 1)
+    prompts.check_span(lvlm, image, len(tree.ids))
     separated = replace(decoder, blocks=tree.separated(decoder.blocks))
 
     def describe(states: Tensor) -> Tensor:
@@ -417,20 +425,6 @@ def _view(
         blocks=tower.blocks,
         readout=StatesReadout("words", refuse_pooled, rest=describe),
     )
-
-
-def _image_span(lvlm: LVLM, tree: SequenceTree) -> slice:
-    """The image tokens of a question: in its trunk, where this model can have them."""
-    places = (tree.ids == lvlm.module.config.image_token_id).nonzero()[:, 0]
-    if not len(places) or places[-1] >= tree.trunk:
-        raise UnsupportedModel(
-            lvlm.name,
-            "its template puts the image after the question, or nowhere",
-            "wrap it with a template that begins with {image}",
-        )
-    image = slice(int(places[0]), int(places[-1]) + 1)
-    prompts.check_span(lvlm, image, len(tree.ids))
-    return image
 
 
 @torch.no_grad()

@@ -37,6 +37,7 @@ from seecause.lvlm.attribute import (
 from seecause.lvlm.bank import MeanBank
 from seecause.lvlm.engine import MaskedRows
 from seecause.lvlm.model import LVLM, Head
+from seecause.models.block import Named
 from seecause.models.decoder import ImageTokens
 from seecause.options import Count, Seed, checked
 from seecause.results import Result
@@ -83,7 +84,7 @@ class AnswerEngine(MaskedRows):
         """The explained tokens."""
         return self.lvlm.pieces(torch.tensor(self.targets))
 
-    def protocol(self) -> dict[str, Any]:
+    def protocol(self) -> Named:
         return {**super().protocol(), "targets": self.targets}
 
 

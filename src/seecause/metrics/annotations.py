@@ -154,9 +154,6 @@ def iou(masks: Tensor, truth: Tensor) -> Tensor:
 
 def _counts(masks: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     """Pixels [B] in both and in either, ignored ones in neither."""
-    if masks.shape != truth.shape:
-        expected = f"[B, H, W] like the objects, {list(truth.shape)}"
-        raise BadOption("masks", list(masks.shape), expected)
     wanted, counted = object_and_counted(truth.to(masks.device))
     mask = (masks != 0) & counted
     return (mask & wanted).sum(dim=(1, 2)), (mask | wanted).sum(dim=(1, 2))

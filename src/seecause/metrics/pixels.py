@@ -23,7 +23,7 @@ from seecause.data.dataset import Size
 from seecause.engine.chunks import fit, in_chunks, plain_logits, shared_run
 from seecause.errors import BadOption
 from seecause.models.base import ImageModel
-from seecause.models.block import spread_out, wide
+from seecause.models.block import Named, spread_out, wide
 from seecause.target import Score, Spec, Target, parse
 
 Order = Literal["pixel", "patch"]
@@ -198,7 +198,7 @@ class ImageScorer:
 
         return self.plain[:, None] - self.each(gone.shape[1], changed)
 
-    def protocol(self, metric: str, **options: Any) -> dict[str, Any]:
+    def protocol(self, metric: str, **options: Any) -> Named:
         record = self.target.record(self.model)
         return {"metric": metric, **options, "score": self.score, "target": record}
 

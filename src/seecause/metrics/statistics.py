@@ -3,14 +3,6 @@
 Accuracy by group: an average hides the groups that a shortcut fails. `unweighted_average` weighs
 all groups the same (the "adjusted average" of SubpopBench).
 
-The Backgrounds Challenge (Xiao et al. 2020) asks how much accuracy another background costs:
-
-    BG-gap = accuracy(mixed_same) - accuracy(mixed_rand)
-
-on ImageNet-9, whose nine classes each gather some of ImageNet-1k's. An ImageNet-1k model predicts
-the class its largest logit belongs to; 630 of 1,000 classes belong to none (-1) and are always
-wrong.
-
 Calibration of a classifier; lower is better:
 
     NLL = -log p(y | x)
@@ -37,7 +29,7 @@ from seecause.errors import BadOption
 
 Group = tuple[int, ...]
 Interval = tuple[float, float]
-NINE = 9  # classes of ImageNet-9
+
 _DRAWS = 10_000  # number of resamplings of the bootstrap
 _DRAWN_AT_ONCE = 4_000_000  # numbers drawn at once by the bootstrap
 _CACHED = 8_000_000  # maximum number of cached resampling weights
@@ -136,22 +128,6 @@ def clopper_pearson(right: Tensor, total: Tensor) -> Tensor:
     return torch.stack([low, high], dim=-1)
 
 
-def in9_right(logits: Tensor, labels: Tensor, mapping: Tensor | None = None) -> Tensor:
-    """[N] bool: whether each prediction is one of the nine classes `labels` [N].
-
-    `logits` are [N, 1000] with `mapping` [1000] to 0 to 8 or -1 (`read_in9_map`), or [N, 9].
-    """
-    expected = NINE if mapping is None else len(mapping)
-    if logits.ndim != 2 or logits.shape[1] != expected:
-        raise BadOption(
-            "logits",
-            list(logits.shape),
-            f"[N, {expected}]; a model with 1000 classes needs a mapping, one with nine has none",
-        )
-    predicted = logits.argmax(dim=1).cpu()
-    return (predicted if mapping is None else mapping.cpu()[predicted]) == labels.cpu()
-
-
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """For each bin: the number of images [bins], and their mean confidence and accuracy [bins]
@@ -205,14 +181,10 @@ def calibration(logits: Tensor, labels: Tensor, *, bins: int = 15) -> Calibratio
 
 def auroc(logits: Tensor, labels: Tensor) -> float:
     """Area under the ROC curve, of logits [N, C] and labels [N]. Two classes: by the probability of
-    class 1. More: the mean over classes of one against the rest."""
+    class 1. More: the mean over classes of one against the rest. Every class must occur."""
     from sklearn.metrics import roc_auc_score
 
     probabilities = logits.detach().double().cpu().softmax(dim=1).numpy()
-    missing = set(range(logits.shape[1])) - set(labels.tolist())
-    if missing:  # scikit-learn returns NaN for two classes
-        expected = "samples of every class: the curve needs positives and negatives"
-        raise BadOption("labels", f"no sample of class {min(missing)}", expected)
     scores = probabilities[:, 1] if logits.shape[1] == 2 else probabilities
     return float(roc_auc_score(labels.cpu().numpy(), scores, multi_class="ovr"))
 
