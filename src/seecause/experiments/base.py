@@ -368,18 +368,24 @@ def run(
     if device.startswith("cuda"):
         resources = {"num_gpus": 1, **(resources or {})}
     where: dict[str, Any] = {"workers": workers, "ray": ray, "resources": resources}
-    run_cells(folder, cells, ExperimentJob(name, device), progress=progress, **where)
+    record = {"experiment": name, "question": found.question, "as printed": as_printed}
+    record |= {"title": PRINTED.get(name, {}).get("title"), "setting": setting, "device": device}
+    record |= {"machine": machine(device), "versions": versions()}
+    try:
+        run_cells(folder, cells, ExperimentJob(name, device), progress=progress, **where)
+    finally:  # also of a run that was stopped
+        status = _write(found, folder, cells, record)
+    return status
+
+
+def _write(
+    found: Experiment, folder: Path, cells: Sequence[Cell], record: dict[str, Any]
+) -> Status:
+    """Write the table of all finished cells."""
     rows = _finished(folder, cells)
     status = state_of(folder, cells, set(rows))
-    record = {"experiment": name, "question": found.question, "as printed": as_printed}
-    record |= {
-        "setting": setting,
-        "device": device,
-        "machine": machine(device),
-        "versions": versions(),
-    }
     record |= {"cells": len(cells), "done": status.done, "failed": len(status.failed)}
-    home = folder / name
+    home = folder / found.name
     home.mkdir(parents=True, exist_ok=True)
     write_json(home / RESULT, record)
     if every := _rows_of(found, rows.values()):
@@ -387,9 +393,7 @@ def run(
 
         table = table_of_rows(found, every)
         write_tables(table, home)
-        write_results(
-            home, found, table, every, {**record, "title": PRINTED.get(name, {}).get("title")}
-        )
+        write_results(home, found, table, every, record)
     return status
 
 
