@@ -53,6 +53,16 @@ def test_an_experiment_is_run_once_and_its_table_written(toy, tmp_path):
     assert sc.experiments.read_table(tmp_path, "toy").cells["b"]["score"].mean == 1.0
 
 
+def test_a_run_that_is_stopped_writes_the_table_of_what_is_finished(toy, tmp_path):
+    def stop(cells):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sc.experiments.run("toy", tmp_path, progress=stop)
+    assert [*sc.experiments.read_table(tmp_path, "toy").cells] == ["a"]
+    assert "2 of 3 cells are missing" in (tmp_path / "toy" / "index.html").read_text()
+
+
 def test_mistakes_are_refused(toy, tmp_path):
     with pytest.raises(UnknownName, match="Did you mean toy"):
         sc.experiments.run("toi", tmp_path)
