@@ -3,6 +3,7 @@
     python benchmarks/experiments.py pack REAL carry/real         # what is needed of REAL, 39 MB
     PYTHONPATH=src python benchmarks/experiments.py run carry/real OUT --seconds 480
     PYTHONPATH=src python benchmarks/experiments.py run carry/real OUT --device cpu --limit 2
+    PYTHONPATH=src python benchmarks/experiments.py quick - OUT    # every --quick, and its seconds
 
 REAL holds vit_tiny_patch16_224.safetensors, pets/, pets_small/ and imagenet/. Three processes run a
 list of experiments each, one after the other, within a budget of GPU memory. After `--seconds` the
@@ -56,7 +57,7 @@ LISTS: dict[str, Sequence[Entry]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("action", choices=("pack", "run", *LISTS))
+    parser.add_argument("action", choices=("pack", "run", "quick", *LISTS))
     parser.add_argument("real", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=int, default=480)
@@ -65,6 +66,8 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.action == "pack":
         pack(asked.real, asked.out)
+    elif asked.action == "quick":
+        run_quick(asked.out)
     elif asked.action == "run":
         run_all(asked)
     else:
@@ -147,6 +150,22 @@ def run_list(asked: argparse.Namespace, entries: Sequence[Entry]) -> None:
             for pattern in TABLES:
                 for file in (cells / name).glob(pattern):
                     shutil.copy(file, home)
+
+
+def run_quick(out: Path) -> None:
+    """Every experiment with --quick in this process, on generated images, the slowest first."""
+    import seecause as sc
+
+    spent = []
+    for name in sc.experiments.experiments():
+        wall, busy = time.perf_counter(), time.process_time()
+        status = sc.experiments.run(name, out, quick=True)
+        assert status.complete, status.failed
+        spent.append((time.process_time() - busy, time.perf_counter() - wall, name))
+    for busy, wall, name in sorted(spent, reverse=True):
+        print(f"{busy:7.1f} s of a core, {wall:7.1f} s  {name}")
+    busy, wall, _ = zip(*spent, strict=True)
+    print(f"{sum(busy):7.1f} s of a core, {sum(wall):7.1f} s  all {len(spent)}")
 
 
 def paint(real: Path) -> None:
