@@ -50,6 +50,17 @@ def test_parts_are_told_apart_by_the_class_that_they_are_evidence_for():
     assert sum(row["score"] for row in rows) / 6 > 0.75 and max(r["score"] for r in rows) <= 1
 
 
+def test_caap_finds_creatures_better_than_controls_and_sees_that_a_model_does_not_read_them():
+    mean = {}
+    for method in ("caap", "random", "center", "sobel"):
+        rows = ours.compete(world="causes", method=method, limit=16, device="cpu")
+        for column in ("score", "reads creatures"):
+            mean[method, column] = sum(row[column] for row in rows) / len(rows)
+    assert mean["caap", "score"] > 0.6
+    others = [mean[method, "reads creatures"] for method in ("random", "center", "sobel")]
+    assert mean["caap", "reads creatures"] > max(others) + 0.02
+
+
 def test_heads_that_read_the_background_are_found_by_exchange_and_not_by_lot():
     found = ours.compete(world="heads", method="interchange", limit=8, device="cpu")
     lot = ours.compete(world="heads", method="random", limit=8, device="cpu")
