@@ -4,6 +4,7 @@
     PYTHONPATH=src python benchmarks/experiments.py run carry/real OUT --seconds 480
     PYTHONPATH=src python benchmarks/experiments.py run carry/real OUT --device cpu --limit 2
     PYTHONPATH=src python benchmarks/experiments.py quick - OUT    # every --quick, and its seconds
+    python benchmarks/experiments.py show OUT docs/results         # tables in Markdown; copies CSVs
 
 REAL holds vit_tiny_patch16_224.safetensors, pets/, pets_small/ and imagenet/. Three processes run a
 list of experiments each, one after the other, within a budget of GPU memory. After `--seconds` the
@@ -14,6 +15,7 @@ the same OUT continues; OUT/tables/PART/EXPERIMENT has the tables, and OUT/PART.
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 import resource
 import shutil
@@ -57,7 +59,7 @@ LISTS: dict[str, Sequence[Entry]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("action", choices=("pack", "run", "quick", *LISTS))
+    parser.add_argument("action", choices=("pack", "run", "quick", "show", *LISTS))
     parser.add_argument("real", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=int, default=480)
@@ -66,6 +68,8 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.action == "pack":
         pack(asked.real, asked.out)
+    elif asked.action == "show":
+        show(asked.real, asked.out)
     elif asked.action == "quick":
         run_quick(asked.out)
     elif asked.action == "run":
@@ -166,6 +170,34 @@ def run_quick(out: Path) -> None:
         print(f"{busy:7.1f} s of a core, {wall:7.1f} s  {name}")
     busy, wall, _ = zip(*spent, strict=True)
     print(f"{sum(busy):7.1f} s of a core, {sum(wall):7.1f} s  all {len(spent)}")
+
+
+def show(results: Path, docs: Path) -> None:
+    """Each table of a run as Markdown: means and errors, and in brackets the paired difference to
+    the line that others are compared with. Its CSV goes into `docs`."""
+    for file in sorted(results.glob("tables/*/*/table.csv")):
+        with file.open(encoding="utf-8", newline="") as opened:
+            cells = list(csv.DictReader(opened))
+        shutil.copy(file, docs / f"{file.parent.name}.csv")
+        metrics = list(dict.fromkeys(cell["metric"] for cell in cells))
+        print(f"\n{file.parent.name}\n\n| | {' | '.join(metrics)} |\n|---{'|---' * len(metrics)}|")
+        lines = dict[str, dict[str, str]]()
+        for cell in cells:
+            text = _number(cell, "mean", "standard error")
+            against = next((name for name in cell if name.startswith("difference")), "")
+            change = _number(cell, against, "error of difference")
+            text += f" ({change})" if change and "nan" not in change else ""
+            lines.setdefault(cell["method"], {})[cell["metric"]] = text
+        for line, texts in lines.items():
+            print(f"| {line} | {' | '.join(texts.get(metric, '') for metric in metrics)} |")
+
+
+def _number(cell: dict[str, str], mean: str, error: str) -> str:
+    """A mean and its error with three significant digits; empty where there is none."""
+    if not cell.get(mean):
+        return ""
+    value = f"{float(cell[mean]):.3g}"
+    return f"{value} ± {float(cell[error]):.2g}" if cell.get(error) else value
 
 
 def paint(real: Path) -> None:

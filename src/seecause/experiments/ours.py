@@ -115,8 +115,9 @@ def compete(
     settings: Mapping[str, Asked] | None = None,
 ) -> list[Row]:
     """Scores of a method against the truth in one world; `settings` are options of methods."""
-    asked = {"method": method, **(settings or {}).get(method, {})}
-    return [{"data": world, **row} for row in WORLDS[world](asked, limit or IMAGES, device)]
+    options = (settings or {}).get(method, {})
+    rows = WORLDS[world](method, limit or IMAGES, device, **options)
+    return [{"data": world, **row} for row in rows]
 
 
 def area(values: Tensor, truth: Tensor) -> float:
@@ -138,23 +139,21 @@ def _truth(view: Any, latents: Latents) -> PartTruth:
     return measure_truth(view, latents)
 
 
-def parts_world(asked: Asked, count: int, device: str) -> list[Row]:
+def parts_world(method: str, count: int, device: str, **options: Any) -> list[Row]:
     view, latents, images = _scenes("critters-vit", "clean", count, device)
     truth, parts = _truth(view, latents), critters.render(latents).parts
     found, lost = list[Tensor](), list[Tensor]()
     for classes in neighbours(truth.creature):
-        maps = attribute(view, images.images, classes.to(view.device), **asked).maps
+        maps = attribute(view, images.images, classes.to(view.device), method, **options).maps
         found.append(part_importances(to_pixels(maps, images.size), parts)[0].cpu())
         lost.append(replace(truth, creature=classes).drops)
     agreed = rank_correlation(found[0] - found[1], lost[0] - lost[1])
     scores = (1 + agreed.nan_to_num(nan=0)) / 2  # two equal maps agree and disagree
-    return [
-        {"image": id, "score": score} for id, score in zip(images.ids, scores.tolist(), strict=True)
-    ]
+    return [{"image": f"{place}", "score": x} for place, x in enumerate(scores.tolist())]
 
 
-def causes_world(asked: Asked, count: int, device: str) -> list[Row]:
-    columns, clear = dict[str, list[float]](), torch.ones(count, dtype=torch.bool)
+def causes_world(method: str, count: int, device: str, **options: Any) -> list[Row]:
+    columns, clear, rows = dict[str, list[float]](), torch.ones(count).bool(), list[Row]()
     for name, column in READERS.items():
         view, latents, images = _scenes(name, "balanced", count, device)
         labels = logits_of(view, images.images).argmax(dim=1)
@@ -163,36 +162,31 @@ def causes_world(asked: Asked, count: int, device: str) -> list[Row]:
         behind = name == "critters-biased"  # is the background the cause?
         clear &= ((after[0] < after[1]) == behind).cpu()
         truth = (critters.render(latents).parts == 0) == behind
-        maps = to_pixels(attribute(view, images.images, labels, **asked).maps, images.size)
-        columns[column] = list(map(area, maps, truth))
-    rows = [
-        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
-    ]
-    return [
-        {"image": id, "score": sum(row.values()) / 2, **row}
-        for id, row, known in zip(images.ids, rows, clear, strict=True)
-        if known
-    ]
+        maps = attribute(view, images.images, labels, method, **options).maps
+        columns[column] = list(map(area, to_pixels(maps, images.size), truth))
+    for place in clear.nonzero()[:, 0].tolist():
+        row = {column: areas[place] for column, areas in columns.items()}
+        rows.append({"image": f"{place}", "score": sum(row.values()) / 2, **row})
+    return rows
 
 
-def heads_world(asked: Asked, count: int, device: str) -> list[Row]:
+def heads_world(method: str, count: int, device: str, **options: Any) -> list[Row]:
     view, _, images = _scenes("critters-planted", "matted", count, device)
     images, rows = images.with_masks(images.truth), list[Row]()
     truth = torch.zeros(view.n_layers, view.n_heads)
     for head, role in view.module.roles.items():
         truth[head] = role == "background"
     for number, some in enumerate(torch.arange(count).split(TOGETHER)):
-        given = {"seed": number} if asked["method"] == "random" else dict(asked)
-        given.pop("method", None)
-        value = select(asked["method"], view, images.take(some), **given).value
+        options = {"seed": number} if method == "random" else options
+        value = select(method, view, images.take(some), **options).value
         found = area(value.nan_to_num(nan=-1e9), truth)
         rows.append({"image": f"images {number}", "score": found})
     return rows
 
 
-def words_world(asked: Asked, count: int, device: str) -> list[Row]:
+def words_world(method: str, count: int, device: str) -> list[Row]:
     scores = dict[str, float]()
-    for row in redirected(ranking=asked["method"], limit=min(count, 32), device=device):
+    for row in redirected(ranking=method, limit=min(count, 32), device=device):
         scores[row["image"]] = scores.get(row["image"], 0.0) + row["changed"] / 100 / len(COUNTS)
     return [{"image": image, "score": score} for image, score in scores.items()]
 
