@@ -22,7 +22,9 @@ INTRO = """# Every table and figure of the papers
     seecause reproduce caap/table-1 --quick                                     # does the command work? An embedded model, no download
     seecause reproduce caap/table-1 --data imagenet-s=PATH --models vit-l,deit3-l --limit 500 --out OUT
 
-For readers with a paper in hand. The third command runs two of the table's models, joins them in one table and prints the published number, with its error, beside ours. The same command continues where it stopped; `--workers 4` or `--ray auto` spreads it; experiments with the same `--out` share their finished cells, so that table 2 costs nothing after table 1. `OUT/caap/table-1/` gets table.csv, table.md, table.tex, rows.csv (each image), figure-N.svg, index.html and experiment.json (the protocol).
+For readers with a paper in hand. The third command runs two of the table's models, joins them in one table and prints the published number, with its error, beside ours. A run that is stopped writes the table of what is finished, and the same command continues; `--workers 4` or `--ray auto` spreads it; experiments with the same `--out` share their finished cells, so that table 2 costs nothing after table 1. `OUT/caap/table-1/` gets table.csv, table.md, table.tex, rows.csv (each image), figure-N.svg, index.html and experiment.json (the protocol).
+
+All 66 experiments with `--quick`, one after the other: 288 s of one core (`python benchmarks/experiments.py quick - OUT`).
 
 `--as-printed` takes the paper's settings at once where our defaults differ; `--option KEY=VALUE` sets one. `--models NAME=timm:MODEL --weights NAME=FILE` runs any other model. `--option target=predicted` explains predictions where the data has other classes than the model.
 """

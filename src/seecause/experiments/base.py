@@ -25,7 +25,7 @@ from seecause._software import plugin_digest, versions
 from seecause.bench.runner import Cell, Evaluate, Status, read_cell, run_cells, state_of
 from seecause.bench.tables import Table, TableCell, table_of, write_tables
 from seecause.data.batch import Batch, class_places, to_batch
-from seecause.data.dataset import Dataset, Sample, datasets, is_data, open_data
+from seecause.data.dataset import Dataset, Sample, datasets, is_data, open_data, path_and_split
 from seecause.engine.chunks import machine, plain_logits
 from seecause.errors import BadOption, UnknownName
 from seecause.files import digest_file, digest_json, write_json
@@ -40,6 +40,7 @@ Row = dict[str, Any]
 Drawn = Literal["", "lines", "bars", "radar", "heat"]
 CHUNK = 25  # images of a cell
 RESULT = "experiment.json"
+SPLITS = ("train", "val", "trainval", "test", "test-all", "robust", "non-robust")
 QUICK = {
     "models": {"critters-vit": "builtin:critters-vit"},
     "data": {"critters": "critters:clean:test"},
@@ -312,6 +313,14 @@ def _part(part: str, device: str) -> Part:
 def opened_data(data: str, limit: int | None) -> Dataset:
     """A dataset, opened once in each worker."""
     return open_data(data, limit=limit)
+
+
+def base_of(data: str) -> tuple[str, str]:
+    """Kind of a dataset, and its name without the split."""
+    kind, _, rest = data.partition(":")
+    if kind == "folder":
+        return kind, data.removesuffix("/test")
+    return kind, f"{kind}:{path_and_split(rest, SPLITS, default='')[0]}"
 
 
 @checked
