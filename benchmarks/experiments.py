@@ -58,7 +58,7 @@ LISTS: dict[str, Sequence[Entry]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(description="The experiments on a real ViT-Ti and photos.")
     parser.add_argument("action", choices=("pack", "run", "quick", "show", *LISTS))
     parser.add_argument("real", type=Path)
     parser.add_argument("out", type=Path)

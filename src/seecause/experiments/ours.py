@@ -157,7 +157,7 @@ def causes_world(method: str, count: int, device: str, **options: Any) -> list[R
     for name, column in READERS.items():
         view, latents, images = _scenes(name, "balanced", count, device)
         labels = logits_of(view, images.images).argmax(dim=1)
-        shown = (images.other_background, images.other_object)
+        shown: Any = (images.other_background, images.other_object)
         after = [logits_of(view, x).softmax(dim=1)[range(count), labels] for x in shown]
         behind = name == "critters-biased"  # is the background the cause?
         clear &= ((after[0] < after[1]) == behind).cpu()
