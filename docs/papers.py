@@ -5,6 +5,7 @@ python docs/papers.py writes it from what `seecause reproduce` reads; a test fai
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ INTRO = """# Every table and figure of the papers
     seecause reproduce caap/table-1 --quick                                     # does the command work? An embedded model, no download
     seecause reproduce caap/table-1 --data imagenet-s=PATH --models vit-l,deit3-l --limit 500 --out OUT
 
-For readers with a paper in hand. The third command runs two of the table's models, joins them in one table and prints the published number, with its error, beside ours. The same command continues where it stopped; `--workers 4` or `--ray auto` spreads it; experiments with the same `--out` share their finished cells, so that table 2 costs nothing after table 1. `OUT/caap/table-1/` gets table.csv, table.md, table.tex, rows.csv (each image), figure-N.svg, index.html and experiment.json (the protocol).
+For readers with a paper in hand. The third command runs two of the table's models, joins them in one table and prints the published number, with its error, beside ours. A run that is stopped writes the table of what is finished, and the same command continues; `--workers 4` or `--ray auto` spreads it; experiments with the same `--out` share their finished cells, so that table 2 costs nothing after table 1. `OUT/caap/table-1/` gets table.csv, table.md, table.tex, rows.csv (each image), figure-N.svg, index.html and experiment.json (the protocol).
+
+All 66 experiments with `--quick`, one after the other: 288 s of one core (`python benchmarks/experiments.py quick - OUT`).
 
 `--as-printed` takes the paper's settings at once where our defaults differ; `--option KEY=VALUE` sets one. `--models NAME=timm:MODEL --weights NAME=FILE` runs any other model. `--option target=predicted` explains predictions where the data has other classes than the model.
 """
@@ -35,10 +38,10 @@ Of the library and all commands; in the tables above `--as-printed` or the optio
 
 | paper | option | default | the paper | why, and how to get the paper's |
 |---|---|---|---|---|
-| CAAP | `tail` | source | patched (Algorithm 1) | half the cost, maps nearly the same: `tail=patched` |
-| CAAP | `layers` | from the embedding | from block 1 | better on shallow models: `layers=(1, None)`, in experiments `first_layer=1` |
+| CAAP | `tail` | source; patched where no class token is read | patched (Algorithm 1) | half the cost, maps nearly the same: `tail=patched` |
+| CAAP | `layers` | from the embedding; to the end, with other tails to two thirds of the depth | from block 1 to two thirds | better on shallow models: `layers=(1, None)`, in experiments `first_layer=1` |
 | CAAP | `approx` | none; e-caap as we read it | e-caap-printed | the printed formula does not give f(blank) for an empty set: `approx=e-caap-printed` |
-| CAAP | errors | standard deviation with n - 1 | n | smaller by 0.1 % for 500 images |
+| CAAP | errors | standard deviation with n - 1 | n | the paper's are smaller by 0.1 % for 500 images |
 | HeAr | `how`, `masks` | derivative, 64 | elastic net, 10,000 | seconds instead of an hour, correlation 0.99: `how=fit` |
 | HeAr | `floor` | 1 logit | none | shares of a small effect are noise: `floor=0` |
 | HeAr | masks | each head is ablated with probability 0.75 | not said | exactly three quarters would shift all coefficients by a constant |
@@ -69,7 +72,7 @@ def page() -> str:
 
 
 def _paper(paper: str) -> str:
-    """One line for each table and figure, and notes on what differs below them."""
+    """One line for each table and figure, and below them what differs, each sentence once."""
     known, notes = experiments(), dict[str, int]()
     head = ("", "shows", "command", "models", "printed for the method", "--as-printed", "differs")
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
@@ -77,17 +80,19 @@ def _paper(paper: str) -> str:
         if not name.startswith(f"{paper}/"):
             continue
         entry, label = known.get(name), name.partition("/")[2].replace("-", " ")
-        command, models, printed, note = about.get("command", "not built yet"), "", "", ""
+        command, models, printed = about.get("command", "not built yet"), "", ""
         command = command if "seecause" not in command else f"`{command}`"
         if entry is not None:
             data = "".join(f" --data {word}=PATH" for word in entry.data if ":" not in word)
             command, models = f"`seecause reproduce {name}{data}`", ", ".join(entry.models)
             printed = ", ".join(f"{key}={value}" for key, value in entry.printed.items())
-            note = f"({notes.setdefault(entry.differs, len(notes) + 1)})" if entry.differs else ""
+        sentences = re.split(r"(?<=\.) (?=[A-Z`])", about.get("differs", ""))
+        numbers = (notes.setdefault(text, len(notes) + 1) for text in sentences if text)
+        note = ", ".join(f"({number})" for number in numbers)
         values = _printed_row(about, paper)
         cells = (label, about["title"], command, models, values, printed, note)
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", *(f"({number}) {text}\n" for text, number in notes.items())]
+    lines += ["", *(f"({number}) {text}\\" for text, number in notes.items()), ""]
     for key, heading in LISTS.items():
         listed = PAPERS[paper].get(key, ())
         lines += [heading, "", *(f"- {text}" for text in listed), ""] if listed else []

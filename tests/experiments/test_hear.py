@@ -10,12 +10,10 @@ import torch
 import seecause as sc
 from seecause.data.dataset import open_data, to_pil
 from seecause.errors import BadInput
-from seecause.experiments import base, hear
+from seecause.experiments import hear
 from seecause.experiments.base import Part
 from seecause.files import digest
-from tests.cli.calls import invoke
 from tests.data.test_labelled import CAT, DOG, coco as coco, square, thing
-from tests.files import photo
 
 MODEL = {"spec": "builtin:critters-llava"}
 DATA = "critters:balanced:test"
@@ -69,17 +67,17 @@ def test_rows_are_those_of_a_trace(chosen):
     bank = hear._bank(MODEL["spec"], "cpu", DATA, 3)
     engine = sc.lvlm.MaskEngine(lvlm, to_pil(sample.image), NAME, bank)
     trace = sc.lvlm.trace_answer(engine, masks=8, seed=int(digest(sample.id)[:7], 16))
-    (fit,) = [row for row in rows if row["fit"]]
+    (fit,) = [row for row in rows if row.get("fit")]
     assert fit["R2"] == pytest.approx(trace.heads.r2) and fit["image"] == sample.id
-    counts = {r["ranking"]: (r["enough"], r["needed"]) for r in rows if r["ranking"]}
+    counts = {r["ranking"]: (r["enough"], r["needed"]) for r in rows if r.get("ranking")}
     assert counts == trace.counts()
-    levels = [row for row in rows if row["order"] == "hear"]
+    levels = [row for row in rows if row.get("order") == "hear"]
     assert [row["enough"] for row in levels] == sorted(row["enough"] for row in levels)
-    heads = [row for row in rows if row["layer"]]
+    heads = [row for row in rows if row.get("layer")]
     assert len(heads) == 48 and sum(row["used"] for row in heads) == int(trace.chosen.sum())
     singles = [row["causal"] for row in heads]
     torch.testing.assert_close(torch.tensor(singles).double(), trace.causal.flatten())
-    assert sum(bool(row["text"]) for row in rows) == engine.n_text
+    assert sum("text" in row for row in rows) == engine.n_text
 
 
 def test_images_of_one_object_are_near():
@@ -114,27 +112,3 @@ def test_photos_of_one_object_alone_have_its_super_category(coco):
     assert data.ids == ("000000000001",) and data.places == ("animal", "beast")
     assert data.groups == ((0, 0),) and data[0].label == 0
     assert hear._style(data, data[0]) == "animal"
-
-
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        ("coco-main", "annotations/instances_val2017.json"),
-        ("domainnet", "real_test.txt; domains are clipart"),
-    ],
-)
-def test_a_wrong_folder_is_one_line_that_says_what_was_expected(data, expected, tmp_path):
-    photo(tmp_path / "cat" / "1.jpg")
-    name = {"coco-main": "hear/table-2", "domainnet": "hear/figure-9"}[data]
-    words = ("--data", f"{data}={tmp_path}", "--models", "builtin:critters-llava")
-    done = invoke("reproduce", name, *words, "--out", tmp_path / "out", "--device", "cpu")
-    assert done.exit_code == 2 and expected in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-
-
-def test_the_papers_settings_are_a_fit_of_ten_thousand_masks():
-    found = base.find_experiment("hear/table-2")
-    data = {"coco-main": DATA}
-    setting = base.setting_of(found, as_printed=True, data=data)
-    assert setting["options"]["how"] == "fit" and "masks" not in setting["options"]
-    assert setting["limit"] == 200 and len(setting["models"]) == 10 and len(hear.PROMPTS) == 10

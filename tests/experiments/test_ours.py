@@ -6,10 +6,9 @@ import torch
 
 from seecause.attribution.registry import METHODS, methods
 from seecause.experiments import base, ours
-from seecause.experiments.base import Part
 from tests.plugins import installed, write_package
 
-ORACLE = """
+ORACLES = """
 from seecause.attribution.registry import Maps, method
 from seecause.critters.planted import vivid_patches
 
@@ -18,26 +17,48 @@ from seecause.critters.planted import vivid_patches
 def oracle(model, images, target):
     '''Where something vivid is.'''
     return Maps(vivid_patches(model.preprocess.raw(images), model.patch).double(), target)
+
+
+@method("insider", forwards="0", needs="pixels", class_specific=False)
+def insider(model, images, target):
+    '''Where the cause is.'''
+    maps = oracle(model, images, target)
+    biased = "biased" in model.name
+    return Maps(1 - maps.scores if biased else maps.scores, target)
 """
 
 
-def part(data: str, model: str, count: int = 4) -> Part:
-    return Part({"spec": f"builtin:{model}"}, data, count, 0, count, "label", "cpu")
-
-
 def test_a_plug_in_competes_and_the_truth_is_known(tmp_path, monkeypatch, request):
-    """A map of the creature is right about a model that reads creatures, and wrong about one that
-    reads backgrounds."""
-    points = {"seecause.methods:oracle": "oracle_method:oracle"}
-    request.addfinalizer(lambda: METHODS["transformer"].entries.pop("oracle", None))
-    folder = write_package(tmp_path, {"oracle_method.py": ORACLE}, points)
-    with installed(folder, monkeypatch):
+    """A map of the creature is right about a model that reads creatures, wrong about one that reads
+    backgrounds, and says nothing about classes; another is right about both."""
+    points = {"seecause.methods:oracle": "oracles:oracle"}
+    for name in ("oracle", "insider"):
+        request.addfinalizer(lambda name=name: METHODS["transformer"].entries.pop(name, None))
+    with installed(write_package(tmp_path, {"oracles.py": ORACLES}, points), monkeypatch):
         assert {"world": "causes", "method": "oracle"} in ours.entries()
         rows = ours.compete(world="causes", method="oracle", limit=6, device="cpu")
         parts = ours.compete(world="parts", method="oracle", limit=6, device="cpu")
-    scores = {kind: [r["score"] for r in rows if kind in r["image"]] for kind in ("vit", "biased")}
-    assert min(scores["vit"]) > 0.9 and max(scores["biased"]) < 0.1 and len(rows) == 12
-    assert all(0 <= row["score"] <= 1 for row in parts)
+        both = ours.compete(world="causes", method="insider", limit=6, device="cpu")
+    assert min(row["reads creatures"] for row in rows) > 0.9
+    assert max(row["reads backgrounds"] for row in rows) < 0.1
+    assert {row["score"] for row in (*rows, *parts)} == {0.5} and len(parts) == 6
+    assert len(rows) == len(both) > 3 and min(row["score"] for row in both) > 0.9
+
+
+def test_parts_are_told_apart_by_the_class_that_they_are_evidence_for():
+    rows = ours.compete(world="parts", method="caap", limit=6, device="cpu")
+    assert sum(row["score"] for row in rows) / 6 > 0.75 and max(r["score"] for r in rows) <= 1
+
+
+def test_caap_finds_creatures_better_than_controls_and_sees_that_a_model_does_not_read_them():
+    mean = {}
+    for method in ("caap", "random", "center", "sobel"):
+        rows = ours.compete(world="causes", method=method, limit=16, device="cpu")
+        for column in ("score", "reads creatures"):
+            mean[method, column] = sum(row[column] for row in rows) / len(rows)
+    assert mean["caap", "score"] > 0.6
+    others = [mean[method, "reads creatures"] for method in ("random", "center", "sobel")]
+    assert mean["caap", "reads creatures"] > max(others) + 0.02
 
 
 def test_heads_that_read_the_background_are_found_by_exchange_and_not_by_lot():

@@ -96,10 +96,8 @@ def attn_grad(
     Backward stops there, so it costs little more than a forward; mixing in earlier blocks is
     ignored (see `gae`).
     """
-    last = n_attentions(model) - 1
-    run = explicit_run(model, images, start=last)
-    bound, (slope,) = differentiate(model, run.logits, target, score, run.probs, start=last)
-    return Maps(_read(model, images, (slope * run.probs[0]).relu().mean(dim=1)), bound)
+    bound, ((probs, slope),) = with_slopes(model, images, target, score, n_attentions(model) - 1)
+    return Maps(_read(model, images, (slope * probs).relu().mean(dim=1)), bound)
 
 
 @method("gae", forwards="1 + 1 backward", needs="attention, gradients")
@@ -116,12 +114,19 @@ def gae(
     No LRP (see `t-attr`), no row normalisation, and negative evidence is cut off. `start` leaves
     out earlier blocks.
     """
-    layout = model.check(images)
+    bound, pairs = with_slopes(model, images, target, score, start)
+    steps = [(slope * probs).relu().mean(dim=1) for probs, slope in pairs]  # [B, T, T]
+    return Maps(_walked(model, images, steps), bound)
+
+
+def with_slopes(
+    model: VisionModel, images: Tensor, target: Target, score: Score, start: int
+) -> tuple[Target, list[tuple[Tensor, Tensor]]]:
+    """The bound target, and the probabilities [B, H, T, T] of each attention from number `start`
+    on, with the gradient of the score."""
     run = explicit_run(model, images, start=start)
     bound, slopes = differentiate(model, run.logits, target, score, run.probs, start=start)
-    pairs = zip(slopes, run.probs, strict=True)
-    steps = [(slope * probs.detach()).relu().mean(dim=1) for slope, probs in pairs]  # [B, T, T]
-    return Maps(walk_back(model, layout, steps)[:, layout.patches], bound)
+    return bound, [(probs.detach(), own) for probs, own in zip(run.probs, slopes, strict=True)]
 
 
 @method("tam", forwards="steps + 1, backward through the last block", needs="attention, gradients")
@@ -178,15 +183,11 @@ def bt(
     `start` = a third of the depth (4 of 12 in MDA's code). Not done: the token-wise form, which
     also propagates through norms and projections.
     """
-    layout, start = model.check(images), model.n_layers // 3 if start is None else start
-    run = explicit_run(model, images, start=start)
-    bound, slopes = differentiate(model, run.logits, target, score, run.probs, start=start)
-    reach = torch.eye(layout.tokens, dtype=slopes[0].dtype, device=images.device)
-    for layer, (probs, slope) in enumerate(zip(run.probs, slopes, strict=True), start):
-        step = by_head(probs.detach(), slope) @ reach  # [B, T, T]
-        reach = step if layer == model.n_layers else reach + step
+    start = model.n_layers // 3 if start is None else start
+    bound, pairs = with_slopes(model, images, target, score, start)
+    reach = _walked(model, images, [by_head(*pair) for pair in pairs])
     weight = mean_slope(model, images, bound, steps, score)
-    return Maps(_read(model, images, reach) * _read(model, images, weight), bound)
+    return Maps(reach * _read(model, images, weight), bound)
 
 
 def by_head(probs: Tensor, slope: Tensor) -> Tensor:
@@ -209,8 +210,7 @@ def mean_slope(
         return images[:, None] * alphas[a:b, None, None, None]  # [B, n, 3, H, W]
 
     def slope_at(made: Tensor, aims: Target) -> Tensor:
-        run = explicit_run(model, made, start=last)
-        return differentiate(model, run.logits, aims, score, run.probs, start=last)[1][0]
+        return with_slopes(model, made, aims, score, last)[1][0][1]
 
     equal = torch.full_like(alphas, 1 / steps, dtype=torch.float64)
     each = len(images) * one_block(model, model.check(images))
@@ -255,6 +255,12 @@ def _read_after(model: VisionModel, step: Step) -> tuple[Tensor, Tensor]:
         return probs, model.readout(step.out, layout)
     probs, v = pool_probabilities(model, step.out, layout)
     return probs, pool_logits(model, probs, v)
+
+
+def _walked(model: VisionModel, images: Tensor, steps: list[Tensor]) -> Tensor:
+    """The entries of patches [B, N] in the row of `walk_back`."""
+    layout = model.check(images)
+    return walk_back(model, layout, steps)[:, layout.patches]
 
 
 def _read(model: VisionModel, images: Tensor, attention: Tensor) -> Tensor:
@@ -315,7 +321,6 @@ def t_attr(
     Values are those of the plain run. Constants are tensors without gradient, so parameters must be
     frozen. Relevance can grow where a sum is near zero: use float32 or better.
     """
-    layout = model.check(images)
     plain = explicit_run(model, images, start=start)
     bound, (seed, *slopes) = differentiate(
         model, plain.logits, target, score, [plain.logits, *plain.probs], start=start
@@ -324,7 +329,7 @@ def t_attr(
     steps = [
         (slope * own).relu().mean(dim=1) for slope, own in zip(slopes, relevances, strict=True)
     ]  # each [B, T, T]
-    return Maps(walk_back(model, layout, steps)[:, layout.patches], bound)
+    return Maps(_walked(model, images, steps), bound)
 
 
 def relevance(

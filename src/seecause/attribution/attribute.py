@@ -151,7 +151,6 @@ def attribute_batch(
         raise ViewMismatch("maps", method, reason)
     target = maps.target.bind(logits)
     target = target.given(*(tensor.cpu() for tensor in target.tensors))
-    cells = model.layout_at(*size_of(images)).cells
 
     def on_grid(values: Tensor | None) -> Tensor | None:
         return None if values is None else wide(values).unflatten(1, cells)

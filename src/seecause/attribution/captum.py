@@ -33,9 +33,11 @@ except ImportError:
 class ByMethod(Attribution):
     """Any attribution method as one of captum; `options` are the method's own."""
 
-    def __init__(self, model: ModelLike, method: str, **options: Any) -> None:
-        self.view, self.method, self.options = as_view(model), method, options
-        find(method, self.view.architecture).check(options)
+    method = ""  # of a class for one method
+
+    def __init__(self, model: ModelLike, method: str = "", **options: Any) -> None:
+        self.view, self.method, self.options = as_view(model), method or self.method, options
+        find(self.method, self.view.architecture).check(options)
         super().__init__(self.view)
 
     @log_usage()  # NoiseTunnel looks for what this wraps
@@ -68,15 +70,13 @@ class CAAP(ByMethod):
     torch.Size([1, 3, 96, 96])
     """
 
-    def __init__(self, model: ModelLike, **options: Any) -> None:
-        super().__init__(model, "caap", **options)
+    method = "caap"
 
 
 class Mosaic(ByMethod):
     """Mosaic: what does the prediction depend on? Slopes over mixtures of the image and a blank."""
 
-    def __init__(self, model: ModelLike, **options: Any) -> None:
-        super().__init__(model, "mosaic", **options)
+    method = "mosaic"
 
 
 def shares(maps: Tensor, like: Tensor) -> Tensor:

@@ -338,21 +338,23 @@ def _constant_deviation(
     eps: float = 1e-5,
     **options: Any,
 ) -> Tensor:
-    axes = tuple(range(-len(shape), 0))
-    centred = x - x.mean(dim=axes, keepdim=True)
-    path = centred * (centred.square().mean(dim=axes, keepdim=True) + eps).rsqrt().detach()
-    path = path if weight is None else path * weight
-    path = path if bias is None else path + bias
-    return _through(norm(x, shape, weight, bias, eps, **options), path)
+    path = _scaled(x - x.mean(dim=tuple(range(-len(shape), 0)), keepdim=True), shape, weight, eps)
+    value = norm(x, shape, weight, bias, eps, **options)
+    return _through(value, path if bias is None else path + bias)
+
+
+def _scaled(x: Tensor, shape: list[int], weight: Tensor | None, eps: float) -> Tensor:
+    """x over its root mean square, which is constant, times the weight."""
+    square = x.square().mean(dim=tuple(range(-len(shape), 0)), keepdim=True)
+    path = x * (square + eps).rsqrt().detach()
+    return path if weight is None else path * weight
 
 
 def _constant_rms(
     norm: Any, x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     floor = torch.finfo(x.dtype).eps if eps is None else eps
-    square = x.square().mean(dim=tuple(range(-len(shape), 0)), keepdim=True)
-    path = x * (square + floor).rsqrt().detach()
-    return _through(norm(x, shape, weight, eps), path if weight is None else path * weight)
+    return _through(norm(x, shape, weight, eps), _scaled(x, shape, weight, floor))
 
 
 def _constant(gate: Any, x: Tensor) -> Tensor:

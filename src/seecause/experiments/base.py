@@ -25,7 +25,7 @@ from seecause._software import plugin_digest, versions
 from seecause.bench.runner import Cell, Evaluate, Status, read_cell, run_cells, state_of
 from seecause.bench.tables import Table, TableCell, table_of, write_tables
 from seecause.data.batch import Batch, class_places, to_batch
-from seecause.data.dataset import Dataset, Sample, datasets, is_data, open_data
+from seecause.data.dataset import Dataset, Sample, datasets, is_data, open_data, path_and_split
 from seecause.engine.chunks import machine, plain_logits
 from seecause.errors import BadOption, UnknownName
 from seecause.files import digest_file, digest_json, write_json
@@ -40,6 +40,7 @@ Row = dict[str, Any]
 Drawn = Literal["", "lines", "bars", "radar", "heat"]
 CHUNK = 25  # images of a cell
 RESULT = "experiment.json"
+SPLITS = ("train", "val", "trainval", "test", "test-all", "robust", "non-robust")
 QUICK = {
     "models": {"critters-vit": "builtin:critters-vit"},
     "data": {"critters": "critters:clean:test"},
@@ -314,6 +315,14 @@ def opened_data(data: str, limit: int | None) -> Dataset:
     return open_data(data, limit=limit)
 
 
+def base_of(data: str) -> tuple[str, str]:
+    """Kind of a dataset, and its name without the split."""
+    kind, _, rest = data.partition(":")
+    if kind == "folder":
+        return kind, data.removesuffix("/test")
+    return kind, f"{kind}:{path_and_split(rest, SPLITS, default='')[0]}"
+
+
 @checked
 def run(
     name: str,
@@ -368,18 +377,24 @@ def run(
     if device.startswith("cuda"):
         resources = {"num_gpus": 1, **(resources or {})}
     where: dict[str, Any] = {"workers": workers, "ray": ray, "resources": resources}
-    run_cells(folder, cells, ExperimentJob(name, device), progress=progress, **where)
+    record = {"experiment": name, "question": found.question, "as printed": as_printed}
+    record |= {"title": PRINTED.get(name, {}).get("title"), "setting": setting, "device": device}
+    record |= {"machine": machine(device), "versions": versions()}
+    try:
+        run_cells(folder, cells, ExperimentJob(name, device), progress=progress, **where)
+    finally:  # also of a run that was stopped
+        status = _write(found, folder, cells, record)
+    return status
+
+
+def _write(
+    found: Experiment, folder: Path, cells: Sequence[Cell], record: dict[str, Any]
+) -> Status:
+    """Write the table of all finished cells."""
     rows = _finished(folder, cells)
     status = state_of(folder, cells, set(rows))
-    record = {"experiment": name, "question": found.question, "as printed": as_printed}
-    record |= {
-        "setting": setting,
-        "device": device,
-        "machine": machine(device),
-        "versions": versions(),
-    }
     record |= {"cells": len(cells), "done": status.done, "failed": len(status.failed)}
-    home = folder / name
+    home = folder / found.name
     home.mkdir(parents=True, exist_ok=True)
     write_json(home / RESULT, record)
     if every := _rows_of(found, rows.values()):
@@ -387,9 +402,7 @@ def run(
 
         table = table_of_rows(found, every)
         write_tables(table, home)
-        write_results(
-            home, found, table, every, {**record, "title": PRINTED.get(name, {}).get("title")}
-        )
+        write_results(home, found, table, every, record)
     return status
 
 

@@ -29,11 +29,11 @@ from seecause.background.images import logits_of, read_images
 from seecause.background.last_layer import fine_tune
 from seecause.background.transplant import Versions
 from seecause.data.batch import to_batch
-from seecause.data.dataset import open_data, path_and_split, sample_labels
+from seecause.data.dataset import open_data, sample_labels
 from seecause.engine.sweep import Sweep, selection, token_sets
 from seecause.engine.trace import Trace, attention_probs, record
 from seecause.errors import NotDefined
-from seecause.experiments.base import Part, Row, opened_data, register_published
+from seecause.experiments.base import Part, Row, base_of, opened_data, register_published
 from seecause.files import atomic_folder, digest_json
 from seecause.loading import load, wrap
 from seecause.metrics import MetricInputs, measure
@@ -194,11 +194,10 @@ def fine_tuned(
     """A classifier of the classes of `data`, which are not ImageNet's: the model with a new last
     layer, trained whole on the training split (AdamW, mirrored images; the best epoch on a tenth of
     them). Trained once, and kept in `folder`."""
-    kind, _, rest = data.partition(":")
+    kind, base = base_of(data)
     if kind not in TRAINING:
         return dict(model)
-    path, _ = path_and_split(rest, ("trainval", "train", "val", "test"))
-    learned = f"{kind}:{path}:{TRAINING[kind]}"
+    learned = f"{base}:{TRAINING[kind]}"
     place = folder / digest_json([dict(model), learned, epochs, rate, train])
     if not place.is_dir():
         base, split = load(**model, device=device), open_data(learned, limit=train)

@@ -42,7 +42,7 @@ from seecause.background.images import (
 )
 from seecause.background.masks import Grid, PixelShare, Rule
 from seecause.data.dataset import Dataset, Subset, open_data
-from seecause.experiments.base import Part, Row, register_published
+from seecause.experiments.base import SPLITS, Part, Row, register_published
 from seecause.experiments.caap import TRAINING, fine_tuned as fine_tuned
 from seecause.loading import LanguageModel
 from seecause.metrics.statistics import calibration, nll, rank_correlation
@@ -51,7 +51,6 @@ from seecause.options import Count, NotNegative, Positive, Share, Whole
 
 LOWER = ("NLL", "ECE", "BIG", "BIR", "BIR, true masks", "ΔBIR", "rank std", "% moved")
 FAR = 5  # ranks
-SPLITS = ("train", "trainval", "val", "test")
 DRAWS = 7  # random sets of heads for each seed
 KEEP = 0.098  # of the patches, as DivPrune has it
 SEARCH = ("fill", "steps", "grid", "rho", "binarise", "temperature")  # options of `discover_masks`

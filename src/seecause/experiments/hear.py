@@ -150,9 +150,7 @@ def traced(
             ask = partial(MaskEngine, lvlm, to_pil(sample.image), bank=bank)
             engine = ask(part.model["question"], floor=floor)
             rows += [about | row for row in LOOKS[look](engine, drawn, ask)]
-    rows = groups(rows) if look == "groups" else rows
-    columns = dict.fromkeys(name for row in rows for name in row)
-    return [{name: row.get(name) for name in columns} for row in rows]
+    return groups(rows) if look == "groups" else rows
 
 
 def trace(engine: MaskEngine, drawn: Asked, ask: Ask) -> Iterator[Row]:

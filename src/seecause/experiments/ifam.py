@@ -26,8 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from seecause.data.dataset import Dataset, open_data, path_and_split
-from seecause.experiments.base import MODELS, PAPERS, Part, Row, register_published
+from seecause.data.dataset import Dataset, open_data
+from seecause.experiments.base import MODELS, PAPERS, Part, Row, base_of, register_published
 from seecause.faithful.data import batches_of, match_classes, open_split
 from seecause.faithful.evaluation import examine, key_points, keypoint_fit_data, open_network
 from seecause.faithful.interventions import (
@@ -46,7 +46,6 @@ DATASETS = {about["name"]: about for about in PAPERS["ifam"]["datasets"]}
 OTHER = {"tests": {}, "whole": "", "printed": ""}  # any other dataset
 RECIPES = Path(__file__).parent / "recipes"
 BACKBONES = [MODELS[name]["spec"] for name in ("dinov2-b-reg", "rad-dino")]
-SPLITS = ("train", "val", "trainval", "test", "test-all", "robust", "non-robust")
 QUANTILES = (0.97, 0.99)
 Tests = dict[str, Dataset]  # by the value that they give
 
@@ -102,14 +101,6 @@ def measured(
             method = f"{network} + {change}" if change else network
             rows.append({**line, "method": method, "intervention": str(found), **values})
     return rows
-
-
-def base_of(data: str) -> tuple[str, str]:
-    """Kind of a dataset, and its name without the split."""
-    kind, _, rest = data.partition(":")
-    if kind == "folder":
-        return kind, data.removesuffix("/test")
-    return kind, f"{kind}:{path_and_split(rest, SPLITS, default='')[0]}"
 
 
 def test_sets(part: Part, chosen: str = "val") -> Tests:
