@@ -87,8 +87,23 @@ def _reference() -> dict[str, str]:
             if inspect.isfunction(value) or inspect.isclass(value):
                 lines += [f"::: {value.__module__}.{value.__qualname__}", ""]
         if len(lines) > 4:
-            pages[package] = "\n".join(lines)
+            pages[package] = "\n".join([*lines, *_values(module)])
     return pages
+
+
+def _values(module: Any) -> list[str]:
+    """A table of the public names that are neither functions, classes nor packages, with the comment
+    of the line that defines each."""
+    rows = []
+    sources = [p.read_text(encoding="utf-8") for p in Path(module.__file__).parent.glob("*.py")]
+    for name in getattr(module, "__all__", ()):
+        value = getattr(module, name)
+        if any(test(value) for test in (inspect.isfunction, inspect.isclass, inspect.ismodule)):
+            continue
+        defined = (re.search(rf"^{name} = .*# (.+)$", text, flags=re.MULTILINE) for text in sources)
+        comment = next(found[1] for found in defined if found)
+        rows.append(f"| `{name}` | {type(value).__name__} | {comment} |")
+    return ["## Values", "", "| name | type | meaning |", "|---|---|---|", *rows] if rows else []
 
 
 def _commands() -> str:

@@ -36,6 +36,27 @@ def test_it_can_be_read_in_an_hour():
     assert sum(counts.values()) <= 14_000, counts
 
 
+def test_every_public_function_and_class_is_explained_with_an_example():
+    """Its parameters or attributes, what it returns, and an example, which tests/test_doctests.py
+    runs."""
+    missing = {}
+    for name in public_names():
+        module, _, own = name.rpartition(".")
+        value = getattr(importlib.import_module(module), own)
+        text = inspect.getdoc(value) or ""
+        if inspect.isclass(value):
+            wanted = ("Args:|Attributes:", "Example:\n    >>> ")
+        elif inspect.isfunction(value):
+            returns = value.__annotations__.get("return") not in (None, "None")
+            wanted = ("Args:",) * bool(inspect.signature(value).parameters)
+            wanted += ("Returns:|Yields:",) * returns + ("Example:\n    >>> ",)
+        else:
+            continue
+        gaps = [section for section in wanted if not re.search(f"^({section})", text, flags=re.M)]
+        missing |= {name: gaps} if gaps else {}
+    assert missing == {}
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     pytest.importorskip("mkdocs")
@@ -66,6 +87,9 @@ def test_the_reference_has_every_public_name_and_command(site):
         ):
             page = (site / "reference" / f"{module}.html").read_text(encoding="utf-8")
             assert f'id="{value.__module__}.{value.__qualname__}"' in page, name
+        else:
+            page = (site / "reference" / f"{module}.html").read_text(encoding="utf-8")
+            assert inspect.ismodule(value) or f"<code>{own}</code>" in page, name
     commands = (site / "reference" / "commands.html").read_text(encoding="utf-8")
     for command in (name for group in GROUPS.values() for name in group):
         assert f'id="seecause-{command.replace(" ", "-")}"' in commands, command

@@ -162,7 +162,26 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Table:
-    """Methods by metrics: `table.cells["caap"]["insertion"].mean`."""
+    """Methods by metrics, returned by `sc.bench.table`.
+
+    Attributes:
+        methods: The rows.
+        metrics: The columns.
+        reference: The method that the others are compared with.
+        cells: A `TableCell` by method and metric, with `mean`, `error`, `difference` and `n`.
+        better: "higher" or "lower", by metric.
+
+    Example:
+        >>> import tempfile, seecause as sc
+        >>> request = sc.bench.Request(
+        ...     "builtin:critters-vit", "critters:clean:test", ["random", "center"],
+        ...     metrics=["aupr1"], limit=4)
+        >>> folder = tempfile.mkdtemp()
+        >>> status = sc.bench.run(folder, request)
+        >>> table = sc.bench.table(folder, against="random")
+        >>> table.cells["center"]["aupr1"].mean > table.cells["random"]["aupr1"].mean
+        True
+    """
 
     methods: Sequence[str]
     metrics: Sequence[str]
