@@ -92,8 +92,7 @@ def _reference() -> dict[str, str]:
 
 
 def _values(module: Any) -> list[str]:
-    """A table of the public names that are neither functions, classes nor packages, with the comment
-    of the line that defines each."""
+    """A table of the other public names, each with the comment of the line that defines it."""
     rows = []
     sources = [p.read_text(encoding="utf-8") for p in Path(module.__file__).parent.glob("*.py")]
     for name in getattr(module, "__all__", ()):

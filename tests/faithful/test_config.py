@@ -17,14 +17,14 @@ from tests.faithful.runs import tiny_config
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epochs": "many"}, "'epochs' of TrainConfig='many' cannot be used; expected a whole"),
-        ({"parts": 0}, "'parts' of TrainConfig=0"),
+        ({"epochs": "many"}, "TrainConfig option epochs='many' cannot be used; expected a whole"),
+        ({"parts": 0}, "TrainConfig option parts=0"),
         ({"precision": "half"}, "precision"),
         ({"std": 0.5}, "several values"),
-        ({"options": {"part_dropout": "x"}}, "'part_dropout' of options='x'"),
-        ({"options": {"gradients": "none"}}, "'gradients' of options='none' .* one of stages"),
+        ({"options": {"part_dropout": "x"}}, "options option part_dropout='x'"),
+        ({"options": {"gradients": "none"}}, "options option gradients='none' .* one of stages"),
         ({"options": "soft"}, "a table"),
-        ({"losses": {"presense": 1.0}}, "'presense' of losses=1.0 .* presence"),
+        ({"losses": {"presense": 1.0}}, "losses option presense=1.0 .* presence"),
     ],
 )
 def test_settings_have_their_kind(tmp_path, changes, message):

@@ -137,8 +137,8 @@ def read_plan(folder: Path) -> Plan:
     """The plan of the last request that was run in a folder."""
     try:
         return Plan.read(json.loads((folder / MANIFEST).read_bytes()))
-    except (OSError, KeyError, TypeError, ValueError) as odd:
-        expected = f"a folder that `seecause bench run --out` made with this version ({odd})"
+    except (OSError, KeyError, TypeError, ValueError):
+        expected = "the --out folder of `seecause bench run` of this version"
         raise BadOption("run", str(folder), expected) from None
 
 
