@@ -26,6 +26,8 @@ CODE = re.compile(r"(^```.*?^```|^(?: {4}.*\n?)+|`[^`\n]+`)", flags=re.MULTILINE
 BLOCK = re.compile(r"^\$\$(.+?)\$\$$", flags=re.MULTILINE | re.DOTALL)
 PLUS_MINUS = re.compile(r"(?<=\d) ± (?=\d)")
 INLINE = re.compile(r"(?<![\\$\w])\$([^$\n]+)\$(?![\w$])")
+# links that work in a forge, to what generated pages are made from
+SOURCE = re.compile(r"\]\(\.\./(?:examples/(\w+)\.ipynb|src/(seecause(?:/\w+)?)/__init__\.pyi)\)")
 SHIM = "https://unpkg.com/iframe-worker/shim"
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -42,7 +44,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Equations outside of code, as MathML; the first sentences describe the page."""
+    """Equations outside of code, as MathML; links to generated pages; the first sentences describe
+    the page."""
+    markdown = SOURCE.sub(_generated, markdown)
     if not page.meta.get("description"):
         page.meta["description"] = _description(markdown)
     pieces = CODE.split(markdown)
@@ -134,6 +138,13 @@ def _tutorial(notebook: Path) -> str:
                 lines += ["```text", "".join(text).rstrip("\n"), "```"]
             lines.append("")
     return "\n".join(lines)
+
+
+def _generated(link: re.Match[str]) -> str:
+    """A link to the page that is made from a notebook or from a list of public names."""
+    if link[1]:
+        return f"](tutorials/{link[1]}.md)"
+    return f"](reference/{link[2].replace('/', '.')}.md)"
 
 
 def _description(markdown: str) -> str:

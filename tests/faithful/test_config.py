@@ -59,7 +59,7 @@ def test_a_configuration_comes_from_a_file(tmp_path):
     both = read_config(path, out="run", options={"stages": 1}, losses={"class1": 0.0})
     assert both.options == {"gradient": "none", "stages": 1} and both.losses == {"class1": 0.0}
     assert read_config(path, out="run", options={"gradient": "ste"}).options["gradient"] == "ste"
-    with pytest.raises(BadOption, match=r"'epoch' of TrainConfig=5 .* epochs"):
+    with pytest.raises(BadOption, match=r"TrainConfig option epoch=5 .* epochs"):
         read_config(path, out="run", epoch=5)
     (tmp_path / "run.json").write_text('{"data": "cub:PATH", "backbone": "timm:x", "epochs": 3}')
     plain = read_config(tmp_path / "run.json", out="run", std=[0.5, 0.25, 0.125])
