@@ -80,16 +80,18 @@ def on_env(env: Any, config: Any, files: Files) -> Any:
 
 
 def _reference() -> dict[str, str]:
-    """A page for each package with public names, in the order of the names."""
+    """A page for each package with public names: functions, then classes, by name."""
     packages = [f"seecause.{m.name}" for m in pkgutil.iter_modules(seecause.__path__) if m.ispkg]
     pages = {}
     for package in ["seecause", *packages]:
         module = importlib.import_module(package)
-        lines = [f"# {package}", "", inspect.getdoc(module) or "", ""]
-        for name in sorted(getattr(module, "__all__", ())):
-            value = getattr(module, name)
-            if inspect.isfunction(value) or inspect.isclass(value):
-                lines += [f"::: {value.__module__}.{value.__qualname__}", ""]
+        about = re.split(r"\n\n(?=\w+ {2,}\w)", inspect.getdoc(module) or "")[0]  # without files
+        lines = [f"# {package}", "", about, ""]
+        values = [getattr(module, name) for name in sorted(getattr(module, "__all__", ()))]
+        for value in filter(inspect.isfunction, values):
+            lines += [f"::: {value.__module__}.{value.__qualname__}", ""]
+        for value in filter(inspect.isclass, values):
+            lines += [f"::: {value.__module__}.{value.__qualname__}", ""]
         if len(lines) > 4:
             pages[package] = "\n".join([*lines, *_values(module)])
     return pages

@@ -5,8 +5,8 @@ app        docs/app-*.webp: the four steps of `seecause serve`; with --out, ever
 critters   docs/critters.png: every class on every background, one scene under each intervention
 demo       docs/demo.png: one creature on two backgrounds and the maps of two models
 discover   docs/discover.png: kinds of patches that turn images of critters-biased
-gallery    docs/gallery.jpg: every method on one photo, with its scores (SEECAUSE_REAL: a folder with
-           the weights of the README's first image; without it, timm fetches its own)
+gallery    docs/gallery.jpg: every method on one photo, with its scores; SEECAUSE_REAL is a folder
+           with the weights of the README's first image (without it, timm fetches its own)
 heads      docs/heads.png: the demo's audit and pruning of critters-biased
 repair     docs/repair.png: the demo's repair, critters-biased before and after
 trust      docs/trust.png: every method, by the published results
