@@ -142,8 +142,8 @@ def audit(
     timm:vit_base_patch16_224
 
     Args:
-        option: per_image=N transplants of each image, fills=grey,mean, or an option of the masks:
-            method=caap, weights=FILE, cache=FOLDER; repeat for more.
+        option: per_image=N transplants of each image, fills=grey,mean, or an option of the masks
+            (masks.method=caap, masks.weights=FILE, masks.cache=FOLDER); repeat for more.
     """
     from seecause.background.audit import ENOUGH, audit as audit_model, missed_limits
     from seecause.background.images import model_for
@@ -154,11 +154,11 @@ def audit(
 
     output.check(out)
     given = by_name(option)
-    masks = given.pop("", {})
+    masks = given.pop("", {}) | given.pop("masks", {})
     settings = {key: masks.pop(key) for key in ("per_image", "fills") if key in masks}
     if isinstance(settings.get("fills"), str):
         settings["fills"] = names(settings["fills"])
-    refuse(given, "per_image=N, fills=grey,mean, or an option of the masks")
+    refuse(given, "per_image=N, fills=grey,mean, or masks.KEY=VALUE")
     if limit < ENOUGH and not output.quiet:  # before minutes are spent
         tell(f'note: {limit} images: the verdict can only be "too few"')
     opened = load_asked(model, reading, data, classify, output)
@@ -167,8 +167,14 @@ def audit(
     answering = model_for(opened, images)
     with working_folder(out) as work:
         found = mask_source(answering, masks_from, masks, work)
-        settings |= {"seed": reading.seed, "progress": output.progress}
-        result = audit_model(answering, images, masks=found, **settings)
+        result = audit_model(
+            answering,
+            images,
+            masks=found,
+            seed=reading.seed,
+            progress=output.progress,
+            **settings,
+        )
     missed = [f"Limit not met: {reason}." for reason in missed_limits(result, **limits.given())]
     return output.write(
         out,
