@@ -59,7 +59,7 @@ def test_every_public_function_and_class_is_explained_with_an_example():
 
 def test_links_of_the_pages_work_in_a_forge_too():
     """Relative links lead to files of the repository; mkdocs checks those of the site."""
-    for page in [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]:
+    for page in [*PAGES, *ROOT.glob("*.md")]:
         for link in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
             assert link.startswith("http") or (page.parent / link).exists(), (page.name, link)
 

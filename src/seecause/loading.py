@@ -313,7 +313,12 @@ def load(
             library, name = "path", called
             if not Path(called).exists():
                 names = [f"{library}:NAME" for library in (*LIBRARIES, *openers)]
-                names = [f"timm:{called.rpartition(':')[2]}", *names, "the path of a model", "FILE.py:FUNCTION"]
+                names = [
+                    f"timm:{called.rpartition(':')[2]}",
+                    *names,
+                    "the path of a model",
+                    "FILE.py:FUNCTION",
+                ]
                 raise UnknownName("model", called, names)
         with trusting(called, trust_remote_code):
             source = open_source(library, name, weights=weights, size=height_and_width(size))
@@ -548,7 +553,7 @@ def only_card(folder: Path) -> Path:
     """The card of the one model that this package wrote to a folder."""
     cards = _cards(folder)
     if len(cards) != 1:
-        found = f"there are {len(cards)} models (NAME.json beside NAME.safetensors) and no config.json"
+        found = f"{len(cards)} models (NAME.json beside NAME.safetensors), no config.json"
         raise DataMissing(str(folder), found, "give a folder with one model")
     return cards[0]
 

@@ -152,8 +152,8 @@ def evaluate(
     device: Device = "auto",
     output: Printing = Printing(),
 ) -> int:
-    """Measure AA, WGA, AUC, mIoU and Kp on the test split, with and without the intervention that is
-    best on validation images.
+    """Measure AA, WGA, AUC, mIoU and Kp on the test split, with and without the intervention that
+    is best on validation images.
 
     If NETWORK is the folder of a run, the numbers are also written to RUN/evaluation.json.
 

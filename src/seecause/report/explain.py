@@ -74,8 +74,8 @@ Runs = Mapping[str, Attribution]
 WEAK = 0.02  # maps of probabilities whose values are all below this are drawn pale
 NOTE = (
     "Bright patches speak for the class above the map. Where colours run from blue to red, red"
-    " patches speak for the class and blue ones against it. Move over an image to read the values of"
-    " a patch. Values can be compared within a map, and between maps of the same method."
+    " patches speak for the class and blue ones against it. Move over an image to read the values"
+    " of a patch. Values can be compared within a map, and between maps of the same method."
 )
 NOTES = {  # what is said of the parts of a page that are there
     "film": "A film is shown as frames in a row, one for each time that the model reads.",
