@@ -25,8 +25,8 @@ class SeecauseError(Exception):
     The subclasses are also a `ValueError`, `TypeError`, `FileNotFoundError` or `ImportError` where
     one of these fits. Errors can be pickled.
 
-    Args:
-        message: What was wrong, what was expected, and what to do.
+    Attributes:
+        args (tuple): The message: what was wrong, what was expected, and what to do.
 
     Example:
         >>> import seecause as sc
