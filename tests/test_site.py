@@ -102,6 +102,7 @@ def test_the_reference_has_every_public_name_and_command(site):
         assert f'id="seecause-{command.replace(" ", "-")}"' in commands, command
     page = (site / "reference" / "seecause.html").read_text(encoding="utf-8")
     assert page.count("&gt;&gt;&gt;") > 20 and page.count("Parameters:") > 10
+    assert re.search(r"the protocol\s+that produced them", page)  # one value: one row of the table
 
 
 def test_tutorials_show_outputs_and_machines_find_every_page(site):
