@@ -127,9 +127,9 @@ lint: install
 	$(BIN)/ruff format --check src tests tools benchmarks examples docs/hooks.py docs/docstrings.py docs/pictures.py
 	$(BIN)/python tests/readme_types.py
 
-# The site (out/site/index.html); a warning is an error.
+# The site (out/site/index.html); a warning is an error (not with --quiet, which hides warnings from the count).
 docs: install
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The page is tested in a real browser: Debian's chromium, where apt can install it.
 browser:

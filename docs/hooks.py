@@ -26,6 +26,8 @@ CODE = re.compile(r"(^```.*?^```|^(?: {4}.*\n?)+|`[^`\n]+`)", flags=re.MULTILINE
 BLOCK = re.compile(r"^\$\$(.+?)\$\$$", flags=re.MULTILINE | re.DOTALL)
 PLUS_MINUS = re.compile(r"(?<=\d) ± (?=\d)")
 INLINE = re.compile(r"(?<![\\$\w])\$([^$\n]+)\$(?![\w$])")
+# links that work in a forge, to what generated pages are made from
+SOURCE = re.compile(r"\]\(\.\./(?:examples/(\w+)\.ipynb|src/(seecause(?:/\w+)?)/__init__\.pyi)\)")
 SHIM = "https://unpkg.com/iframe-worker/shim"
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -42,7 +44,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Equations outside of code, as MathML; the first sentences describe the page."""
+    """Equations outside of code, as MathML; links to generated pages; the first sentences describe
+    the page."""
+    markdown = SOURCE.sub(_generated, markdown)
     if not page.meta.get("description"):
         page.meta["description"] = _description(markdown)
     pieces = CODE.split(markdown)
@@ -76,19 +80,35 @@ def on_env(env: Any, config: Any, files: Files) -> Any:
 
 
 def _reference() -> dict[str, str]:
-    """A page for each package with public names, in the order of the names."""
+    """A page for each package with public names: functions, then classes, by name."""
     packages = [f"seecause.{m.name}" for m in pkgutil.iter_modules(seecause.__path__) if m.ispkg]
     pages = {}
     for package in ["seecause", *packages]:
         module = importlib.import_module(package)
-        lines = [f"# {package}", "", inspect.getdoc(module) or "", ""]
-        for name in sorted(getattr(module, "__all__", ())):
-            value = getattr(module, name)
-            if inspect.isfunction(value) or inspect.isclass(value):
-                lines += [f"::: {value.__module__}.{value.__qualname__}", ""]
+        about = re.split(r"\n\n(?=\w+ {2,}\w)", inspect.getdoc(module) or "")[0]  # without files
+        lines = [f"# {package}", "", about, ""]
+        values = [getattr(module, name) for name in sorted(getattr(module, "__all__", ()))]
+        for value in filter(inspect.isfunction, values):
+            lines += [f"::: {value.__module__}.{value.__qualname__}", ""]
+        for value in filter(inspect.isclass, values):
+            lines += [f"::: {value.__module__}.{value.__qualname__}", ""]
         if len(lines) > 4:
-            pages[package] = "\n".join(lines)
+            pages[package] = "\n".join([*lines, *_values(module)])
     return pages
+
+
+def _values(module: Any) -> list[str]:
+    """A table of the other public names, each with the comment of the line that defines it."""
+    rows = []
+    sources = [p.read_text(encoding="utf-8") for p in Path(module.__file__).parent.glob("*.py")]
+    for name in getattr(module, "__all__", ()):
+        value = getattr(module, name)
+        if any(test(value) for test in (inspect.isfunction, inspect.isclass, inspect.ismodule)):
+            continue
+        defined = (re.search(rf"^{name} = .*# (.+)$", text, flags=re.MULTILINE) for text in sources)
+        comment = next(found[1] for found in defined if found)
+        rows.append(f"| `{name}` | {type(value).__name__} | {comment} |")
+    return ["## Values", "", "| name | type | meaning |", "|---|---|---|", *rows] if rows else []
 
 
 def _commands() -> str:
@@ -120,6 +140,13 @@ def _tutorial(notebook: Path) -> str:
                 lines += ["```text", "".join(text).rstrip("\n"), "```"]
             lines.append("")
     return "\n".join(lines)
+
+
+def _generated(link: re.Match[str]) -> str:
+    """A link to the page that is made from a notebook or from a list of public names."""
+    if link[1]:
+        return f"](tutorials/{link[1]}.md)"
+    return f"](reference/{link[2].replace('/', '.')}.md)"
 
 
 def _description(markdown: str) -> str:

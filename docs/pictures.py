@@ -5,6 +5,8 @@ app        docs/app-*.webp: the four steps of `seecause serve`; with --out, ever
 critters   docs/critters.png: every class on every background, one scene under each intervention
 demo       docs/demo.png: one creature on two backgrounds and the maps of two models
 discover   docs/discover.png: kinds of patches that turn images of critters-biased
+gallery    docs/gallery.jpg: every method on one photo, with its scores; SEECAUSE_REAL is a folder
+           with the weights of the README's first image (without it, timm fetches its own)
 heads      docs/heads.png: the demo's audit and pruning of critters-biased
 repair     docs/repair.png: the demo's repair, critters-biased before and after
 trust      docs/trust.png: every method, by the published results
@@ -229,6 +231,53 @@ def trust(out: Path) -> None:
     figure.savefig(out)
 
 
+def gallery(out: Path) -> None:
+    """Every method on one photo, the most faithful first; a CSV of the scores is written beside."""
+    import csv
+    import os
+
+    import matplotlib.pyplot as plt
+
+    from examples.first_picture import INK, SOFT, caption, draw, photo, strength_of
+    from seecause import attribute, load, metrics
+    from seecause.attribution.registry import methods
+
+    real = os.environ.get("SEECAUSE_REAL")
+    weights = {"weights": f"{real}/vit_tiny_patch16_224.safetensors"} if real else {}
+    model = load("timm:vit_tiny_patch16_224", **weights)
+    images = model.preprocess(photo("coffee"))
+    target = model(images).argmax(dim=1)
+    rows, strengths = [], {}
+    for name in methods():
+        print(name, flush=True)  # noqa: T201
+        result = attribute(model, images, target, method=name)
+        finest = result.maps if result.native is None else result.native
+        scores = metrics.insertion_deletion(model, images, finest, target)
+        strengths[name] = strength_of(result, 0)
+        names = ("insertion", "deletion", "ins-del")
+        rows.append({"method": name, **{key: round(float(scores[key][0]), 4) for key in names}})
+    rows.sort(key=lambda row: -row["ins-del"])
+    with (Path("docs/results") / "gallery.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    raw = model.preprocess.raw(images)[0].clamp(0, 1).permute(1, 2, 0).numpy()
+    margins = {"left": 0.005, "right": 0.995, "top": 0.995, "bottom": 0.03}
+    figure, axes = plt.subplots(
+        5, 6, figsize=(12, 11.4), dpi=110, gridspec_kw={"wspace": 0.05, "hspace": 0.2, **margins}
+    )
+    draw(axes.flat[0], raw, None)
+    caption(axes.flat[0], f"photo: {model.classes[int(target)].split(',')[0]}", INK, "bold")
+    for axis, row in zip(axes.flat[1:], rows, strict=False):
+        draw(axis, raw, strengths[row["method"]])
+        ours = row["method"] in OURS
+        text = f"{row['method']}  {100 * row['ins-del']:.0f}"
+        caption(axis, text, "#b4451f" if ours else SOFT, "bold" if ours else "normal")
+    for axis in axes.flat[len(rows) + 1 :]:
+        axis.set_axis_off()
+    figure.savefig(out, pil_kwargs={"quality": 85, "optimize": True})
+
+
 def heads(out: Path) -> None:
     from seecause.cli import run
 
@@ -270,13 +319,14 @@ def discover(out: Path) -> None:
 
 PICTURES = {
     "app": app, "critters": lambda out: contact_sheet().save(out), "demo": demo,
-    "discover": discover, "heads": heads, "repair": repair, "trust": trust,
+    "discover": discover, "gallery": gallery, "heads": heads, "repair": repair, "trust": trust,
 }  # fmt: skip
 
 
 def main(name: str, out: Path | None = None) -> None:
-    """Write one image of the list above; `out` is its PNG, or for "app" a folder."""
-    PICTURES[name](out if name == "app" else out or Path("docs") / f"{name}.png")
+    """Write one image of the list above; `out` is its file, or for "app" a folder."""
+    file = f"{name}.{'jpg' if name == 'gallery' else 'png'}"
+    PICTURES[name](out if name == "app" else out or Path("docs") / file)
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def main() -> None:
         caption(axes[row][0], f"“{name}”, {chances[row]:.0%}", INK, "bold")
         for column, result in enumerate(results.values(), start=1):
             draw(axes[row][column], raw[row], strength_of(result, row))
-    for axis, title in zip(axes[0], ["photo and answer", *METHODS.values()], strict=True):
+    for axis, title in zip(axes[0], ["photo and prediction", *METHODS.values()], strict=True):
         axis.set_title(title, fontsize=13, color=INK, pad=7)
     for axis, name in zip(axes[-1][1:], METHODS, strict=True):
         caption(axis, published(name), SOFT)

@@ -34,11 +34,39 @@ def test_it_can_be_read_in_an_hour():
     assert sum(counts.values()) <= 14_000, counts
 
 
+def test_every_public_function_and_class_is_explained_with_an_example():
+    """Its parameters or attributes, what it returns, and an example, which tests/test_doctests.py
+    runs."""
+    missing = {}
+    for name in public_names():
+        module, _, own = name.rpartition(".")
+        value = getattr(importlib.import_module(module), own)
+        text = inspect.getdoc(value) or ""
+        if inspect.isclass(value):
+            wanted = ("Args:|Attributes:", "Example:\n    >>> ")
+        elif inspect.isfunction(value):
+            returns = value.__annotations__.get("return") not in (None, "None")
+            wanted = ("Args:",) * bool(inspect.signature(value).parameters)
+            wanted += ("Returns:|Yields:",) * returns + ("Example:\n    >>> ",)
+        else:
+            continue
+        gaps = [section for section in wanted if not re.search(f"^({section})", text, flags=re.M)]
+        missing |= {name: gaps} if gaps else {}
+    assert missing == {}
+
+
+def test_links_of_the_pages_work_in_a_forge_too():
+    """Relative links lead to files of the repository; mkdocs checks those of the site."""
+    for page in [*PAGES, *ROOT.glob("*.md")]:
+        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+            assert link.startswith("http") or (page.parent / link).exists(), (page.name, link)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     pytest.importorskip("mkdocs")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -64,11 +92,15 @@ def test_the_reference_has_every_public_name_and_command(site):
         ):
             page = (site / "reference" / f"{module}.html").read_text(encoding="utf-8")
             assert f'id="{value.__module__}.{value.__qualname__}"' in page, name
+        else:
+            page = (site / "reference" / f"{module}.html").read_text(encoding="utf-8")
+            assert inspect.ismodule(value) or f"<code>{own}</code>" in page, name
     commands = (site / "reference" / "commands.html").read_text(encoding="utf-8")
     for command in (name for group in GROUPS.values() for name in group):
         assert f'id="seecause-{command.replace(" ", "-")}"' in commands, command
     page = (site / "reference" / "seecause.html").read_text(encoding="utf-8")
     assert page.count("&gt;&gt;&gt;") > 20 and page.count("Parameters:") > 10
+    assert re.search(r"the protocol\s+that produced them", page)  # one value: one row of the table
 
 
 def test_tutorials_show_outputs_and_machines_find_every_page(site):

@@ -1,7 +1,12 @@
 """See what causes a vision transformer's prediction, and change it.
 
-What it offers is listed in `__init__.pyi` and imported on first use: `import seecause` loads
-neither torch nor a model library.
+    import seecause as sc
+
+    model = sc.load("builtin:critters-vit")
+    sc.attribute(model, "critters:clean:test#7").maps.shape          # [1, 12, 12]
+
+The names below are imported on first use: `import seecause` alone loads neither torch nor a model
+library.
 """
 
 import lazy_loader

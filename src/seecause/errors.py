@@ -20,7 +20,22 @@ _check: ContextVar[Callable[[], None] | None] = ContextVar("seecause_stop", defa
 
 
 class SeecauseError(Exception):
-    """Base class of the errors that this package raises on purpose. Errors can be pickled."""
+    """Base class of the errors that this package raises on purpose.
+
+    The subclasses are also a `ValueError`, `TypeError`, `FileNotFoundError` or `ImportError` where
+    one of these fits. Errors can be pickled.
+
+    Attributes:
+        args (tuple): The message: what was wrong, what was expected, and what to do.
+
+    Example:
+        >>> import seecause as sc
+        >>> try:
+        ...     sc.load("builtin:critters-cat")
+        ... except sc.SeecauseError as error:
+        ...     print(type(error).__name__)
+        UnknownName
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = copyreg.__newobj__  # type: ignore[attr-defined]  # without `__init__`

@@ -310,7 +310,12 @@ def load(
             library, name = "path", called
             if not Path(called).exists():
                 names = [f"{library}:NAME" for library in (*LIBRARIES, *openers)]
-                names = [f"timm:{called}", *names, "the path of a model", "FILE.py:FUNCTION"]
+                names = [
+                    f"timm:{called.rpartition(':')[2]}",
+                    *names,
+                    "the path of a model",
+                    "FILE.py:FUNCTION",
+                ]
                 raise UnknownName("model", called, names)
         with trusting(called, trust_remote_code):
             source = open_source(library, name, weights=weights, size=height_and_width(size))
@@ -478,8 +483,8 @@ def reading(folder: Path, *files: str, writer: str = "its library") -> Iterator[
     except SeecauseError:
         raise
     except Exception as damage:  # other libraries raise anything on a damaged file
-        reason = f"{' or '.join(files) or 'it'} is damaged ({_reason(damage, 200)})"
-        raise DataMissing(str(folder), reason, f"give it intact, as {writer} wrote it") from damage
+        reason = f"{' or '.join(files) or 'it'} cannot be read ({_reason(damage, 200)})"
+        raise DataMissing(str(folder), reason, f"give a file as {writer} writes it") from damage
 
 
 def _reason(failure: Exception, longest: int) -> str:
@@ -544,7 +549,7 @@ def only_card(folder: Path) -> Path:
     """The card of the one model that this package wrote to a folder."""
     cards = _cards(folder)
     if len(cards) != 1:
-        found = f"{len(cards)} models (NAME.json beside NAME.safetensors) and no config.json there"
+        found = f"{len(cards)} models (NAME.json beside NAME.safetensors), no config.json"
         raise DataMissing(str(folder), found, "give a folder with one model")
     return cards[0]
 

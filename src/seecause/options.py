@@ -86,9 +86,9 @@ def check_options(
     for name, value in options.items():
         if name not in known:
             listed = ", ".join(known) or "no options"
-            raise BadOption(f"option {name!r} of {what}", value, f"one of {listed}")
+            raise BadOption(f"{what} option {name}", value, f"one of {listed}")
         if name in hints and not accepts(hints[name], value):
-            raise BadOption(f"option {name!r} of {what}", value, _expected(hints[name]))
+            raise BadOption(f"{what} option {name}", value, _expected(hints[name]))
 
 
 def with_options(

@@ -135,7 +135,7 @@ def test_bad_input_is_one_clear_line(model, pictures):
         ({"seed": 2**32}, "seed"),
         ({"layers": []}, "layers from 0"),
         ({"method": "nonsense"}, "method .* not found"),
-        ({"nonsense": 1}, "option 'nonsense' of caap"),
+        ({"nonsense": 1}, "caap\\+mosaic option nonsense"),
     ):
         with pytest.raises(sc.SeecauseError, match=line):
             sc.discover(model, pictures, **options)

@@ -248,7 +248,7 @@ def test_maps_are_kept_by_content(biased, data, tmp_path, monkeypatch):
         (torch.ones(2, 96, 96), {}, "a mask for each image"),
         ("given", {"score": "prob"}, "no method"),
         ("given", {"method": "rollout"}, "no method"),
-        ("own", {"nonsense": 1}, "option 'nonsense' of caap"),
+        ("own", {"nonsense": 1}, "caap option nonsense"),
         ("nonsense", {}, "'nonsense' not found"),
     ],
 )

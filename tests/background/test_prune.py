@@ -218,7 +218,7 @@ def test_a_curve_ends_where_no_more_heads_were_measured(model, train):
         ({"top": 13}, "a count from 1 to 12"),
         ({"top": 0.01}, "from 0.083 to 1.0"),
         ({"top": 0}, "a count from 1 to 12"),
-        ({"options": {"fill": "mean"}}, "option 'fill' of cigma"),
+        ({"options": {"fill": "mean"}}, "cigma option fill"),
         ({"options": {"guard": "protect"}}, "true or false"),
         ({"masks": "mine"}, "'mine' not found"),
         ({"fill": "white"}, "mean, grey, blur, noise, swap"),

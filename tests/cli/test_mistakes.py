@@ -74,7 +74,7 @@ MISTAKES = {  # words -> what is said
     "list metrics aupr1": "only methods and selectors",
     "doctor --list-classes": "--model",
     "serve --runs nowhere": "nowhere",
-    "serve --model a --model b --weights w": "one --model",
+    "serve --model a --model b --weights w": "exactly one with --weights",
 }
 
 

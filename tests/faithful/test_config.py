@@ -17,14 +17,14 @@ from tests.faithful.runs import tiny_config
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epochs": "many"}, "'epochs' of TrainConfig='many' cannot be used; expected a whole"),
-        ({"parts": 0}, "'parts' of TrainConfig=0"),
+        ({"epochs": "many"}, "TrainConfig option epochs='many' cannot be used; expected a whole"),
+        ({"parts": 0}, "TrainConfig option parts=0"),
         ({"precision": "half"}, "precision"),
         ({"std": 0.5}, "several values"),
-        ({"options": {"part_dropout": "x"}}, "'part_dropout' of options='x'"),
-        ({"options": {"gradients": "none"}}, "'gradients' of options='none' .* one of stages"),
+        ({"options": {"part_dropout": "x"}}, "options option part_dropout='x'"),
+        ({"options": {"gradients": "none"}}, "options option gradients='none' .* one of stages"),
         ({"options": "soft"}, "a table"),
-        ({"losses": {"presense": 1.0}}, "'presense' of losses=1.0 .* presence"),
+        ({"losses": {"presense": 1.0}}, "losses option presense=1.0 .* presence"),
     ],
 )
 def test_settings_have_their_kind(tmp_path, changes, message):
@@ -59,7 +59,7 @@ def test_a_configuration_comes_from_a_file(tmp_path):
     both = read_config(path, out="run", options={"stages": 1}, losses={"class1": 0.0})
     assert both.options == {"gradient": "none", "stages": 1} and both.losses == {"class1": 0.0}
     assert read_config(path, out="run", options={"gradient": "ste"}).options["gradient"] == "ste"
-    with pytest.raises(BadOption, match=r"'epoch' of TrainConfig=5 .* epochs"):
+    with pytest.raises(BadOption, match=r"TrainConfig option epoch=5 .* epochs"):
         read_config(path, out="run", epoch=5)
     (tmp_path / "run.json").write_text('{"data": "cub:PATH", "backbone": "timm:x", "epochs": 3}')
     plain = read_config(tmp_path / "run.json", out="run", std=[0.5, 0.25, 0.125])

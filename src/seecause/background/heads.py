@@ -79,8 +79,28 @@ TOGETHER = 16  # images whose versions are made at once; progress is reported af
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadScores:
-    """A score for each head; higher means more worth removing. A head that a block does not have,
-    or that was not scored, is NaN."""
+    """A score for each head; a higher score means that removing the head helps more.
+
+    A head that a block does not have, or that was not scored, is NaN.
+
+    Attributes:
+        value: [L, H], the scores, float64.
+        error: [L, H], standard error of the mean over images, or None.
+        after: Metrics [L, H] of the model without each head, by name.
+        before: Metrics of the whole model, by name.
+        protocol: The options that decide the scores.
+        effects: [B, L, H], the scores of each image, or None.
+        fig_drops: [B, L, H], the drop of each image's FIG, or None if it was not measured.
+        data: The images, where the selector chose them.
+
+    Example:
+        >>> import seecause as sc
+        >>> model = sc.load("builtin:critters-vit")
+        >>> data = sc.data.open_data("critters:clean:test", limit=4)
+        >>> scores = sc.background.score_heads(model, data, selector="weight-norm")
+        >>> scores.value.shape, len(scores.top(3))
+        (torch.Size([6, 8]), 3)
+    """
 
     value: Tensor  # [L, H] float64, on the CPU
     error: Tensor | None = None  # [L, H], standard error of the mean over images

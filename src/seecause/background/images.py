@@ -73,7 +73,26 @@ class PerImage:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Masks(PerImage):
-    """Object masks of images, on pixels or on the model's patches."""
+    """Object masks of images, on pixels or on the model's patches.
+
+    Attributes:
+        hard: [N, h, w] bool, True on the object.
+        kind: How the masks were made, such as "given" or "discovered".
+        source: The source of the masks, for reports.
+        inside: [N, h, w] bool, False on padding and where nothing is known; None: all is known.
+        overlap: [N], IoU with the masks of the data; NaN for an image without one.
+        soft: [N, g, g] in [0, 1], of discovered masks.
+        refused: [N], why a mask was not used for a cut; 0 for those that were used.
+        notes: Warnings for reports.
+        protocol: How the masks were made.
+
+    Example:
+        >>> import torch, seecause as sc
+        >>> truth = torch.zeros(1, 96, 96, dtype=torch.bool)
+        >>> truth[:, 24:72, 24:72] = True
+        >>> sc.background.Masks.given(truth)
+        Masks(1, given masks, 25% foreground)
+    """
 
     hard: Tensor  # [N, h, w] bool, True on the object
     kind: MaskKind = "given"
@@ -143,6 +162,12 @@ class LabelledImages(PerImage):
         other_object: [N, 3, H, W], other objects on the same backgrounds.
         skipped: Images of the data that could not be read.
         own_labels: Whether labels are the model's own predictions, because the data has none.
+
+    Example:
+        >>> import torch, seecause as sc
+        >>> data = sc.background.LabelledImages(torch.zeros(2, 3, 96, 96), torch.tensor([0, 1]))
+        >>> len(data), data.images.shape
+        (2, torch.Size([2, 3, 96, 96]))
     """
 
     images: Tensor

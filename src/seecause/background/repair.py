@@ -398,7 +398,7 @@ class Remedy:
     needs_groups: bool = False
 
 
-REMEDIES = {
+REMEDIES = {  # the remedies that `sc.repair` can try, by name, the cheapest first
     remedy.name: remedy
     for remedy in (
         Remedy("nothing", nothing, "nothing"),

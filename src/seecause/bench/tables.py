@@ -137,8 +137,8 @@ def read_plan(folder: Path) -> Plan:
     """The plan of the last request that was run in a folder."""
     try:
         return Plan.read(json.loads((folder / MANIFEST).read_bytes()))
-    except (OSError, KeyError, TypeError, ValueError) as odd:
-        expected = f"a folder that `seecause bench run --out` made with this version ({odd})"
+    except (OSError, KeyError, TypeError, ValueError):
+        expected = "the --out folder of `seecause bench run` of this version"
         raise BadOption("run", str(folder), expected) from None
 
 
@@ -162,7 +162,26 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Table:
-    """Methods by metrics: `table.cells["caap"]["insertion"].mean`."""
+    """Methods by metrics, returned by `sc.bench.table`.
+
+    Attributes:
+        methods: The rows.
+        metrics: The columns.
+        reference: The method that the others are compared with.
+        cells: A `TableCell` by method and metric, with `mean`, `error`, `difference` and `n`.
+        better: "higher" or "lower", by metric.
+
+    Example:
+        >>> import tempfile, seecause as sc
+        >>> request = sc.bench.Request(
+        ...     "builtin:critters-vit", "critters:clean:test", ["random", "center"],
+        ...     metrics=["aupr1"], limit=4)
+        >>> folder = tempfile.mkdtemp()
+        >>> status = sc.bench.run(folder, request)
+        >>> table = sc.bench.table(folder, against="random")
+        >>> table.cells["center"]["aupr1"].mean > table.cells["random"]["aupr1"].mean
+        True
+    """
 
     methods: Sequence[str]
     metrics: Sequence[str]

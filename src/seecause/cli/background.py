@@ -63,12 +63,12 @@ class Limits:
     """Limits that an audit is checked against.
 
     Attributes:
-        max_flips: Limit: share of correct predictions that another background may change, beyond
-            what cutting alone changes.
-        max_bir: Limit of the background influence (BIR), a ratio of means over images (the paper:
-            the mean of ratios).
-        min_accuracy: Limit of the accuracy on plain images.
-        min_worst_group: Limit of the accuracy in every group of the data.
+        max_flips: The largest share of correct predictions that another background may change,
+            beyond those that cutting alone changes.
+        max_bir: The largest background influence (BIR), as a ratio of means over images; the paper
+            takes the mean of ratios.
+        min_accuracy: The lowest accuracy on plain images.
+        min_worst_group: The lowest accuracy in any group of the data.
     """
 
     max_flips: Share = None
@@ -88,13 +88,12 @@ class Scoring:
 
     Attributes:
         by: The selector of heads: cigma, taylor, gating and others (`seecause list selectors`).
-        fill: What replaces the background (the paper: mean); swap: other versions of the images, of
-            Critters and pairs.
-        option: An option of the selector (temperature=2, screen=16 to measure 48 heads;
-            guard=false and floor=false are the paper's), of discovered masks (masks.steps=100;
-            masks.binarise=percentile is the paper's), of the sample of correct images
-            (sample.share=0.4, sample.cap=512; the paper has no cap), or of heads prune
-            (draws=20); repeat for more.
+        fill: What replaces the background; the paper uses mean. swap uses the second version of
+            each image, which Critters and pairs have.
+        option: An option of the selector (temperature=2; screen=16 measures 48 heads only; the
+            paper has guard=false and floor=false), of discovered masks (masks.steps=100; the paper
+            has masks.binarise=percentile), of the sample of correct images (sample.share=0.4,
+            sample.cap=512; the paper has no cap), or of heads prune (draws=20); repeat for more.
     """
 
     by: str = "cigma"
@@ -142,8 +141,8 @@ def audit(
     timm:vit_base_patch16_224
 
     Args:
-        option: per_image=N transplants of each image, fills=grey,mean, or an option of the masks:
-            method=caap, weights=FILE, cache=FOLDER; repeat for more.
+        option: per_image=N transplants of each image, fills=grey,mean, or an option of the masks
+            (masks.method=caap, masks.weights=FILE, masks.cache=FOLDER); repeat for more.
     """
     from seecause.background.audit import ENOUGH, audit as audit_model, missed_limits
     from seecause.background.images import model_for
@@ -154,11 +153,11 @@ def audit(
 
     output.check(out)
     given = by_name(option)
-    masks = given.pop("", {})
+    masks = given.pop("", {}) | given.pop("masks", {})
     settings = {key: masks.pop(key) for key in ("per_image", "fills") if key in masks}
     if isinstance(settings.get("fills"), str):
         settings["fills"] = names(settings["fills"])
-    refuse(given, "per_image=N, fills=grey,mean, or an option of the masks")
+    refuse(given, "per_image=N, fills=grey,mean, or masks.KEY=VALUE")
     if limit < ENOUGH and not output.quiet:  # before minutes are spent
         tell(f'note: {limit} images: the verdict can only be "too few"')
     opened = load_asked(model, reading, data, classify, output)
@@ -167,8 +166,14 @@ def audit(
     answering = model_for(opened, images)
     with working_folder(out) as work:
         found = mask_source(answering, masks_from, masks, work)
-        settings |= {"seed": reading.seed, "progress": output.progress}
-        result = audit_model(answering, images, masks=found, **settings)
+        result = audit_model(
+            answering,
+            images,
+            masks=found,
+            seed=reading.seed,
+            progress=output.progress,
+            **settings,
+        )
     missed = [f"Limit not met: {reason}." for reason in missed_limits(result, **limits.given())]
     return output.write(
         out,
@@ -207,12 +212,12 @@ def repair(
     out: Out = Path("repaired"),
     output: Output = Output(),
 ) -> int:
-    """Repair a model that predicts from the background, without group labels: remedies learn from
-    objects on other backgrounds, and the best on held-out ones is kept. Pairs of images
-    (pairs:WITH:WITHOUT) need no labels and no classes.
+    """Repair a model that predicts from the background, without group labels.
 
-    Writes OUT/model (a native checkpoint, its card, a page with images before and after). If the
-    command is killed, running it again resumes from object masks and training states in OUT.work.
+    Remedies learn from objects on other backgrounds, and the one that is best on held-out images is
+    taken. Pairs of images (pairs:WITH:WITHOUT) need no labels and no classes. Writes OUT/model (a
+    native checkpoint and its card) and a page with images before and after. If the command is
+    killed, the same command continues from the object masks and training states in OUT.work.
     `torchrun --nproc_per_node=8 -m seecause repair ...` fine-tunes on many GPUs.
 
     For example: seecause repair --model FOLDER --data folder:PATH --masks-from timm:NAME --remedies
@@ -220,13 +225,13 @@ def repair(
 
     Args:
         test: Dataset to report on. Default: a fifth of --data.
-        remedies: What to try: directions, least-squares, last-layer, heads, fine-tune; with
-            groups=true dfr; or all. Default: the first three, for pairs heads, too, and fine-tune
-            where these are not enough and there are few images.
+        remedies: What to try, separated by commas: directions, least-squares, last-layer, heads,
+            fine-tune, dfr (needs --option groups=true), or all. Default: the first three, for
+            pairs the first four, and fine-tune if these are not enough and there are few images.
         keep: Plain images that show what a remedy costs, such as images of all classes
             (imagenet:PATH). Default: the plain images of --data.
-        max_loss: Share of the plain images that a remedy may cost. Default: 0.01, and no limit
-            where the plain images share the shortcut.
+        max_loss: The most accuracy on plain images that a remedy may lose. Default: 0.01, and no
+            limit where the plain images share the shortcut.
         option: An option of a remedy (fine-tune.epochs=3) or of the masks (masks.method=caap,
             masks.weights=FILE), per_image=N transplants of each image, or groups=true to use group
             labels and choose by the worst group; repeat for more.
@@ -440,8 +445,8 @@ def prune(
 
     Args:
         test: Dataset to measure the pruned model on; its images must differ from those of --data.
-        top: Heads to remove at most: a count such as 16 (the paper, which removes heads with scores
-            of 0 or less too), or a share such as 0.1.
+        top: The most heads to remove: a count such as 16, or a share such as 0.1. (The paper
+            removes 16, also with scores of 0 or less.)
     """
     from seecause.background import prune_and_test
     from seecause.background._export import check_exportable, load_line

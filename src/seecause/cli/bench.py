@@ -54,10 +54,10 @@ class Workers:
     """Where cells are computed.
 
     Attributes:
-        workers: Processes; any number gives the same results. Default: with --ray, as many as the
-            cluster holds; of `bench run` on a CPU, one for each core if there is enough to do;
-            else this process.
-        ray: Work on a Ray cluster: auto for the one that is running, local, or HOST:PORT.
+        workers: Number of processes; it does not change the results. Default: with --ray, as many
+            as the cluster can run; for `bench run` on a CPU, one for each core if there is enough
+            to do; otherwise this process alone.
+        ray: Run on a Ray cluster: auto (the one that is running), local, or HOST:PORT.
     """
 
     workers: Count | None = None
@@ -173,9 +173,9 @@ def reproduce(
     out: Annotated[Path, Parameter(name=["--out", "-o"])] = Path("reproduced"),
     output: Printing = Printing(),
 ) -> int:
-    """Compute a table or figure of the papers, or of this project's own evidence, again, with the
-    printed numbers beside ours. Without a name it lists all. The same command continues where it
-    stopped; the exit code is 1 while anything is missing.
+    """Compute a table or figure of the papers, or of this project's own evidence, and print the
+    published numbers beside the new ones. Without a name, all experiments are listed. The same
+    command continues a stopped run; the exit code is 1 while anything is missing.
 
     For example: seecause reproduce caap/table-1 --data imagenet-s=PATH --models vit-l,deit3-l
     --limit 500 --out reproduced

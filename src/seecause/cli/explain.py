@@ -44,8 +44,8 @@ class Shown:
         interactions: Also show pairs of regions with the strongest interaction (their joint effect
             differs from the sum of their single effects).
         overlays: Also write each image with its maps drawn over it, at full size (PNG).
-        one_file: Write one HTML file with everything in it, to be sent; otherwise images and data
-            lie beside the page.
+        one_file: Write one HTML file that contains everything, so that it can be sent. Otherwise
+            images and data are files beside the page.
     """
 
     evidence: bool = False
@@ -70,7 +70,7 @@ def explain(
     """Which patches of each image caused the model's prediction?
 
     Writes a page (index.html), the raw maps (safetensors) and a manifest. Images that cannot be
-    read are skipped and named; the exit code is 1 then.
+    read are skipped and listed; the exit code is then 1.
 
     For example:
 
@@ -88,17 +88,17 @@ def explain(
         images: Images, folders (also of class folders), quoted globs, or samples of a dataset:
             critters:clean:test#3. For a video model: folders of frames, animations or arrays
             (.npy).
-        class_: The class to explain, by name or index. For a detector also a box, by the number of
-            its query: box:3 or box:3:cat. For segmentation pixels of the image: two corners
-            region:X0,Y0,X1,Y1 or one place region:X,Y, also with a class behind them. Default: the
-            predicted class, the surest box, the pixels of the largest class.
-        method: Attribution methods, separated by commas. Default: caap,mosaic; caap where no
-            gradient passes, and with --option.
+        class_: The class to explain, by name or index. Of a detector, a box by the number of its
+            query: box:3, or box:3:cat for one class. Of a segmentation model, pixels: two corners
+            region:X0,Y0,X1,Y1 or one point region:X,Y, both with :CLASS if wanted. Default: the
+            predicted class, the box with the highest score, the pixels of the largest class.
+        method: Attribution methods, separated by commas. Default: caap,mosaic; caap alone if
+            --option is given or the model has no gradients.
         option: An option of the methods that have it, as KEY=VALUE such as tail=patched, or of one
             method, as METHOD.KEY=VALUE; repeat for more.
-        without: A folder with another version of each image under the same name (without a mark,
-            for one): the maps show what of the difference caused the prediction. Samples of
-            pairs:WITH:WITHOUT need no folder.
+        without: A folder with another version of each image under the same name, for example
+            without a mark. The maps then show which part of the difference caused the prediction.
+            Samples of pairs:WITH:WITHOUT need no folder.
     """
     with loading("libraries", quiet=output.quiet):
         from seecause.data.dataset import default_workers, find_images, second_versions

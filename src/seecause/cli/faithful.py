@@ -37,8 +37,8 @@ Network = Annotated[
 By = Annotated[
     Literal["distance", "dot"],
     Parameter(
-        help="What tokens are trusted by: distance to their prototype, or the dot product with it,"
-        " as the public code has it."
+        help="How tokens are compared with their prototype: by distance, or by the dot product (as"
+        " in the released code)."
     ),
 ]
 TESTING = ("calibration", "batch", "workers", "keypoints")
@@ -54,7 +54,7 @@ TestData = Annotated[
     str | None,
     Parameter(
         help="Another dataset, with its split, such as waterbird200:PATH. Default: the test split"
-        " of its own."
+        " of the dataset that the network was trained on."
     ),
 ]
 
@@ -74,7 +74,7 @@ class Training:
         batch: Images in a step, over all processes. Default: 128.
         weights: Weights of the backbone: a file, or 'random'. Default: pretrained.
         device: Where to compute; auto takes the GPU if there is one.
-        seed: Seed of everything random.
+        seed: Seed of all random numbers.
     """
 
     data: str | None = None
@@ -152,15 +152,15 @@ def evaluate(
     device: Device = "auto",
     output: Printing = Printing(),
 ) -> int:
-    """AA, WGA, AUC, mIoU and Kp on the test split, plain and with the intervention that validation
-    recommends.
+    """Measure AA, WGA, AUC, mIoU and Kp on the test split, with and without the intervention that
+    is best on validation images.
 
-    A run also gets RUN/evaluation.json, with an entry for each dataset it was tested on.
+    If NETWORK is the folder of a run, the numbers are also written to RUN/evaluation.json.
 
     For example: seecause faithful evaluate builtin:critters-ifam
 
     Args:
-        quantiles: Shares of training tokens that are trusted.
+        quantiles: Shares of training tokens to keep in interventions, separated by commas.
         no_interventions: Do not look for interventions.
         limit: Use at most this many images, spread evenly. Default: all.
         device: Where to compute; auto takes the GPU if there is one.
@@ -242,7 +242,8 @@ def parts(
 
     Args:
         limit: Show this many images, spread evenly.
-        quantile: Without tokens further from their prototype than this share of training tokens.
+        quantile: Leave out tokens that are further from their prototype than this share of
+            training tokens.
         device: Where to compute; auto takes the GPU if there is one.
     """
     from seecause.faithful import open_network

@@ -150,7 +150,7 @@ def trace(
         answer: The answer to explain. Default: the model's own.
         position: Index of the explained token of the answer, from 0; earlier tokens are given.
         floor: Minimum effect of the image on the answer, in logits; 0 is the paper's.
-        heads_only: Compute head coefficients only. Halves the run time.
+        heads_only: Compute coefficients of heads only, in half the time.
     """
     from seecause.lvlm import MaskEngine, trace_answer
     from seecause.lvlm.attribute import masked_runs
@@ -212,7 +212,7 @@ def answer(
 
     Args:
         answer: The answer to explain. Default: the model's own.
-        length: Tokens of the model's own answer, at most.
+        length: The most tokens of the model's own answer.
     """
     from seecause.lvlm import AnswerEngine, trace_words
     from seecause.lvlm.words import masked_runs, word_concerns
@@ -261,15 +261,15 @@ def edit(
 
     Args:
         heads: Heads to change, as `lvlm trace` names them: '(0, 4), (1, 1)'.
-        blind: These heads see the average image.
-        redirect: They see this image.
-        length: Tokens of the model's own answer, at most.
+        blind: The heads attend to the average image.
+        redirect: The heads attend to this image: a file, or one of a dataset.
+        length: The most tokens of the model's own answer.
     """
     from seecause.data.dataset import open_image
     from seecause.lvlm import edited_heads
 
     if blind == (redirect is not None):
-        raise BadOption("edit", redirect, "one of --blind and --redirect")
+        raise BadOption("--redirect", redirect, "one of --blind and --redirect IMAGE")
     pairs = value_of(f"[{heads}]")
     if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
         raise BadOption("--heads", heads, "pairs of layer and head, such as (0, 4), (1, 1)")

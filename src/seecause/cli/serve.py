@@ -125,7 +125,7 @@ def serve(
     read_as = reading.options()
     given = [*(["--weights"] * (reading.weights is not None)), *(f"--{name}" for name in read_as)]
     if given and len(model or ()) != 1:
-        raise BadOption(given[0], f"for {len(model or ())} models", "exactly one --model")
+        raise BadOption("--model", model, f"exactly one with {given[0]}")
     if not data and any(spec.startswith("builtin:") for spec in model or EMBEDDED):
         data = list(AUDITED)
     bound_socket(host, port).close()  # a port that is taken is named before models are loaded

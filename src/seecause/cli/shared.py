@@ -64,7 +64,7 @@ Out = Annotated[
     Parameter(
         name=["--out", "-o"],
         group=WRITING,
-        help="Folder for the results; it appears when all is finished.",
+        help="Folder for the results. It appears when everything is finished.",
     ),
 ]
 Values = Annotated[list[str] | None, Parameter(consume_multiple=False)]  # KEY=VALUE, repeated
@@ -72,8 +72,8 @@ Workers = Annotated[
     int | None,
     Parameter(
         validator=Number(gte=0),
-        help="Processes that read images and draw, with the same results; 0: all in one. Default:"
-        " one for each core, none for few images.",
+        help="Processes that read images and draw; they do not change the results. 0: one process"
+        " does everything. Default: one for each core, and 0 for few images.",
     ),
 ]
 Share = Annotated[float | None, Parameter(validator=Number(gte=0, lte=1))]
@@ -83,9 +83,9 @@ MasksFrom = Annotated[
     str | None,
     Parameter(
         help="Where object masks come from: another network (timm:NAME, hf:NAME, builtin:NAME, a"
-        " folder), given (masks of the data), own (the model's maps, not to be trusted) or"
-        " discovered. Default: masks or pairs of the data; heads score and heads prune"
-        " otherwise use discovered masks, which takes minutes."
+        " folder), given (masks of the data), own (the model's own maps; do not rely on them) or"
+        " discovered. Default: masks or pairs of the data. If there are none, heads score and heads"
+        " prune search for masks, which takes minutes."
     ),
 ]
 
@@ -97,9 +97,9 @@ class Where:
 
     Attributes:
         device: Where to compute; auto takes the GPU if there is one.
-        dtype: Precision of the model. Default: float32; of a vision-language model on a GPU, as
-            stored.
-        seed: Seed of everything random.
+        dtype: Precision of the model. Default: float32; for a vision-language model on a GPU, the
+            precision of its weights.
+        seed: Seed of all random numbers.
     """
 
     device: Device = "auto"
@@ -113,7 +113,7 @@ class Trusting(Where):
     """Where a model runs, and whether code of its repository does.
 
     Attributes:
-        trust_remote_code: Run code that lies beside the weights.
+        trust_remote_code: Allow the code in the model's repository to run.
     """
 
     trust_remote_code: bool = False
@@ -127,8 +127,8 @@ class Reading(Where):
     Attributes:
         weights: Your checkpoint (.pth, .ckpt, .safetensors; any number of classes) or an adapter
             folder instead of the pretrained weights, or 'random'.
-        classes: A file with class names in the model's order: one a line, or JSON; or imagenet, for
-            zero-shot CLIP with the names and prompts it was published with.
+        classes: A file with class names in the model's order, one on each line or as JSON. For
+            zero-shot CLIP also imagenet: the names and prompts it was published with.
         input: How images are prepared, if the model's own values are wrong: a FILE (a timm config,
             the repr of a torchvision transform, the folder of a transformers processor),
             mean=R,G,B, std=R,G,B, size=H[,W], crop=SHARE, interpolation=NAME, squash=true,

@@ -41,7 +41,7 @@ VARIANTS = {part: tuple(TABLE[part]) for part in PARTS[1:]}
 VARIANT_COLOURS = {
     part: tuple(TABLE[part][name]["colour"] for name in VARIANTS[part]) for part in PARTS[1:]
 }
-CLASSES = tuple(TABLE["classes"])
+CLASSES = tuple(TABLE["classes"])  # names of the creatures, in the order of labels
 BACKGROUNDS = tuple(TABLE["backgrounds"])
 QUESTION = "What is the name of this creature?"  # about its class
 COLOURS = tuple(TABLE["colours"])

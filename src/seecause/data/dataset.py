@@ -59,7 +59,7 @@ Group = tuple[int, int]  # codes of object and attribute
 Box = tuple[float, float, float, float]  # x, y, width and height in pixels
 Labels = tuple[int | None, ...]
 Names = tuple[str, ...]  # of classes, in the order of their labels, or of images
-IGNORE = 255  # value in integer masks for neither object nor background
+IGNORE = 255  # the value of pixels in integer masks that are neither object nor background
 HELD_OUT = 10  # every tenth training image of each class is `val` where a release has no such split
 
 
@@ -81,6 +81,11 @@ class Sample:
         points: [P, 3] float32: x and y of each key point in pixels, and 1 where it is visible.
         id: A name that is unique in the dataset.
         normalised: Whether the image is already what a model takes, in place of raw pixels.
+
+    Example:
+        >>> import torch, seecause as sc
+        >>> sc.data.Sample(torch.zeros(3, 96, 96), label=1, id="first").label
+        1
     """
 
     image: Tensor
@@ -105,15 +110,26 @@ class SkippedImage:
 class Dataset(Protocol):
     """What every dataset has. An index beyond the end raises IndexError, so that iterating works.
 
-    Optional attributes, which are read through the functions below:
-        capabilities     some of "masks", "counterfactuals" and "pairs"
-        ids, labels      of all samples, known without reading them
-        digests(a, b)    of samples a to b: each changes when its sample does
-        latents(a, b)    with "counterfactuals": the latents of samples a to b (Critters)
-        other(index)     with "pairs": the second image of pair `index`; the model should predict
-                         the same class for both
-        places           names of the second code of groups
-        take(rows)       some samples, as a dataset; `Subset` is used without it
+    The attributes after `fingerprint` are optional.
+
+    Attributes:
+        name: The name that `open_data` takes.
+        classes: The names of the labels, in order.
+        fingerprint: A digest that changes when the samples do.
+        capabilities: Some of "masks", "counterfactuals" and "pairs".
+        ids: Names of all samples, known without reading them; likewise `labels`.
+        digests: `digests(a, b)` of samples a to b: each changes when its sample does.
+        latents: `latents(a, b)`, with "counterfactuals": the latents of samples a to b.
+        other: `other(index)`, with "pairs": the second image of a pair, for which the model should
+            predict the same class.
+        places: Names of the second code of groups.
+        take: `take(rows)`, some samples as a dataset; `Subset` is used without it.
+
+    Example:
+        >>> import seecause as sc
+        >>> data = sc.data.open_data("critters:clean:test", limit=2)
+        >>> len(data), len(data.classes), data[0].image.shape
+        (2, 8, torch.Size([3, 96, 96]))
     """
 
     @property

@@ -28,12 +28,16 @@ _PLACE = re.compile(r"^blocks\.(\d+)\.(in|out|heads|kv|probs)$")
 
 @dataclass(frozen=True)
 class Site:
-    """A location of an intervention in block `layer` (0-based): the input of the block (`resid`),
-    outputs of heads (`heads`), or keys and values (`kv`).
+    """A location of an intervention inside a block.
 
-    `tokens` and `heads` are lists of indices; None means all. `resid` takes no heads, and it alone
-    may move states: `source_tokens` are the source's tokens that are put there, in the order of
-    `tokens`.
+    Args:
+        layer: The block, counted from 0.
+        kind: What is replaced: the input of the block ("resid"), outputs of heads ("heads"), or
+            keys and values ("kv").
+        tokens: Indices of tokens; None means all.
+        heads: Indices of heads; None means all. "resid" takes none.
+        source_tokens: For "resid" only: the tokens of the other image that are put in the places
+            `tokens`, in this order. None means the same places.
 
     Example:
         >>> Site(3, "heads", heads=[1]).layer

@@ -357,7 +357,9 @@ def run(
         as_printed: Use the paper's settings where our defaults differ.
         options: Options of the experiment's function.
         device: Where models run.
-        workers: Processes, as for `sc.bench.run`; likewise `ray` and `resources`.
+        workers: Processes, as for `sc.bench.run`.
+        ray: The Ray cluster, as for `sc.bench.run`.
+        resources: What Ray sets aside for each task, as for `sc.bench.run`.
         progress: Called with 1 after each cell.
         count: Called with the number of cells before the first one.
 
@@ -367,6 +369,12 @@ def run(
     Raises:
         UnknownName: If there is no such experiment or model.
         BadOption: If data is missing, or an option does not exist.
+
+    Example:
+        >>> import tempfile, seecause as sc
+        >>> status = sc.experiments.run("caap/table-2", tempfile.mkdtemp(), quick=True, limit=1)
+        >>> status.complete
+        True
     """
     found, folder = find_experiment(name), Path(folder)
     asked: dict[str, Any] = {"data": data, "models": models, "weights": weights, "limit": limit}
@@ -418,6 +426,13 @@ def read_table(folder: str | Path, name: str) -> Table:
 
     Raises:
         BadOption: If the folder holds no finished cells of this version.
+
+    Example:
+        >>> import tempfile, seecause as sc
+        >>> folder = tempfile.mkdtemp()
+        >>> status = sc.experiments.run("caap/table-2", folder, quick=True, limit=1)
+        >>> sc.experiments.read_table(folder, "caap/table-2").metrics
+        ['AUPR_1', 'AUPR_0', 'PG']
     """
     folder, found = Path(folder), find_experiment(name)
     try:

@@ -35,7 +35,23 @@ from seecause.models.block import Named, Size, wide
 
 @dataclass(frozen=True, kw_only=True)
 class LossWeights:
-    """Weights of the losses, by default those of the paper. SIIM-ACR uses background=0."""
+    """Weights of the losses, by default those of the paper. SIIM-ACR uses background=0.
+
+    Args:
+        class1: Cross-entropy of stage 1.
+        class2: Cross-entropy of stage 2.
+        presence: Each part is somewhere in the batch.
+        background: The background is in every image.
+        total_variation: Maps of parts are smooth.
+        entropy: Each patch belongs to one part.
+        equivariance: Maps follow the image when it is moved.
+        orthogonality: Parts differ from each other.
+
+    Example:
+        >>> import seecause as sc
+        >>> sc.faithful.LossWeights(background=0).presence
+        1.0
+    """
 
     class1: float = 1.0
     class2: float = 1.0

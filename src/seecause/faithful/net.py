@@ -91,6 +91,11 @@ class IFAMOptions:
             masks that are "given" with the images, or masks "found" without labels.
         masking: "early" hides the other patches from stage 2, "late" takes the mean of its last
             tokens in the mask, which have seen the whole image (a baseline).
+
+    Example:
+        >>> import seecause as sc
+        >>> sc.faithful.IFAMOptions(stages=1).gradient
+        'ste'
     """
 
     stages: Literal[1, 2] = 2
@@ -109,7 +114,19 @@ class IFAMOptions:
 
 @dataclass(frozen=True)
 class Intervention:
-    """Parts dropped from the mask, and the quantile of tokens that are trusted (None: all)."""
+    """Parts and tokens that are removed from the mask, for `sc.faithful.evaluate`.
+
+    Args:
+        drop_parts: Parts dropped from the mask, counted from 0.
+        quantile: The quantile of tokens that are kept; None keeps all.
+        by: What the quantile is of: the "distance" of a token to its prototype, or the "dot"
+            product with it.
+
+    Example:
+        >>> import seecause as sc
+        >>> str(sc.faithful.Intervention(drop_parts=(2,), quantile=0.99))
+        'without part 2, tokens beyond 0.99 by distance'
+    """
 
     drop_parts: tuple[int, ...] = ()
     quantile: float | None = None

@@ -102,6 +102,12 @@ class TrainConfig:
         workers: Processes that read images, for each process that trains.
         log_every: Steps between rows of the log.
         snapshot_every: Steps between snapshots; 0: at the end of each epoch only.
+
+    Example:
+        >>> import seecause as sc
+        >>> settings = {"data": "critters:simplicity", "backbone": "builtin:critters-vit"}
+        >>> sc.faithful.TrainConfig(**settings, out="run", parts=4).epochs
+        90
     """
 
     data: str

@@ -336,8 +336,30 @@ def random_orders(engine: MaskEngine, count: int, *, seed: int = 0) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class HeadAttribution(Coefficients):
-    """One coefficient for each head, [L, H]: its share of the image's effect on the answer. A mean
-    derivative may be further off than its standard error, by the curvature of the response."""
+    """One coefficient for each head: its share of the image's effect on the answer.
+
+    A mean derivative may be further off than its standard error, because the response is curved.
+
+    Attributes:
+        coefficients: [L, H], the estimates.
+        intercept: The predicted response where all heads are ablated.
+        r2: Explained variance of responses to masks that the coefficients were not estimated from.
+        pearson: Correlation of these responses with their predictions.
+        masks: How many masks were drawn.
+        agreement: Correlation of the coefficients of two halves of the masks.
+        standard_error: [L, H], over draws of masks.
+        protocol: How the coefficients were computed.
+
+    Example:
+        >>> import seecause as sc
+        >>> lvlm = sc.lvlm.load("builtin:critters-llava")
+        >>> image = sc.data.open_image("critters:clean:test#3")
+        >>> bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters(3))
+        >>> engine = sc.lvlm.MaskEngine(lvlm, image, "What is this creature?", bank)
+        >>> heads = sc.lvlm.attribute_heads(engine, masks=8)
+        >>> heads.coefficients.shape, len(heads.top(5))
+        (torch.Size([6, 8]), 5)
+    """
 
     def order(self) -> Tensor:
         """Component indices l * H + h by falling coefficient, [L*H]."""
@@ -535,6 +557,16 @@ class AnswerTrace(Result):
         chosen: [L*H] bool, the heads x* that are enough.
         words: The logit lens of the top heads.
         tokens: Text rows and image tokens, or None.
+
+    Example:
+        >>> import seecause as sc
+        >>> lvlm = sc.lvlm.load("builtin:critters-llava")
+        >>> image = sc.data.open_image("critters:clean:test#3")
+        >>> bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters(3))
+        >>> engine = sc.lvlm.MaskEngine(lvlm, image, "What is this creature?", bank)
+        >>> trace = sc.lvlm.trace_answer(engine, masks=8)
+        >>> trace.heads.coefficients.shape, trace.attention.shape
+        (torch.Size([6, 8]), torch.Size([6, 8]))
     """
 
     engine: MaskEngine

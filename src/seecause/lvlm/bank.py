@@ -49,6 +49,13 @@ class MeanBank:
         model: Fingerprint of the model.
         digests: Of the calibration images.
         images: The calibration images, which are not saved.
+
+    Example:
+        >>> import seecause as sc
+        >>> lvlm = sc.lvlm.load("builtin:critters-llava")
+        >>> bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters(3))
+        >>> len(bank.digests)
+        3
     """
 
     model: str

@@ -58,6 +58,14 @@ class LVLM:
         name: The name of the model in results.
         processor: The model's processor, which turns images and questions into inputs, or None.
         template: A text with {image} and {question} in place of the processor's chat template.
+
+    Example:
+        >>> import seecause as sc
+        >>> lvlm = sc.lvlm.load("builtin:critters-llava")
+        >>> image = sc.data.open_image("critters:clean:test#3")
+        >>> answer = lvlm.speak(lvlm.prompt(image, "What is this creature?"), length=4)
+        >>> lvlm.pieces(torch.tensor(answer))
+        ('quillow',)
     """
 
     module: Any

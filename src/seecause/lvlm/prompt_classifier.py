@@ -231,9 +231,21 @@ def refuse_pooled(pooled: Tensor) -> Tensor:
 
 @dataclass(eq=False, kw_only=True, repr=False)
 class PromptClassifier(VisionModel):
-    """A vision-language model as a classifier, returned by `classifier`: `model(images)` gives
-    logits [B, C] of class names, through the native modules; `blocks` and `gates` are those of the
-    vision tower.
+    """A vision-language model as a classifier, returned by `classifier`.
+
+    `model(images)` gives logits [B, C] of class names, through the native modules; `blocks` and
+    `gates` are those of the vision tower.
+
+    Attributes:
+        lvlm: The vision-language model.
+        query: The question, the class names, and how their logits are read.
+
+    Example:
+        >>> import torch, seecause as sc
+        >>> lvlm = sc.lvlm.load("builtin:critters-llava")
+        >>> model = sc.lvlm.classifier(lvlm, ["quillow", "mossling"])
+        >>> type(model).__name__, model.classes
+        ('PromptClassifier', ('quillow', 'mossling'))
     """
 
     architecture: ClassVar[Architecture] = "prompt"

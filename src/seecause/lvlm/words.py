@@ -58,6 +58,15 @@ class AnswerEngine(MaskedRows):
         bank: The average image, returned by `sc.lvlm.make_bank`.
         answer: Text or token ids; None: the model's own answer.
         length: The most tokens of the model's own answer.
+
+    Example:
+        >>> import seecause as sc
+        >>> lvlm = sc.lvlm.load("builtin:critters-llava")
+        >>> image = sc.data.open_image("critters:clean:test#3")
+        >>> bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters(3))
+        >>> engine = sc.lvlm.AnswerEngine(lvlm, image, "What colour is the tail?", bank)
+        >>> engine.pieces
+        ('coral',)
     """
 
     @checked
@@ -103,6 +112,16 @@ class AnswerWords(Result):
         heads_r2: [W], explained variance on masks not used for the estimate; `image_r2` likewise.
         tokens: Where the image tokens lie.
         protocol: How this was computed.
+
+    Example:
+        >>> import seecause as sc
+        >>> lvlm = sc.lvlm.load("builtin:critters-llava")
+        >>> image = sc.data.open_image("critters:clean:test#3")
+        >>> bank = sc.lvlm.make_bank(lvlm, sc.lvlm.calibration_critters(3))
+        >>> engine = sc.lvlm.AnswerEngine(lvlm, image, "What colour is the tail?", bank)
+        >>> words = sc.lvlm.trace_words(engine, masks=8)
+        >>> words.heads.shape, words.sources()
+        (torch.Size([1, 6, 8]), ['image'])
     """
 
     pieces: tuple[str, ...]

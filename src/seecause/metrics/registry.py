@@ -50,6 +50,14 @@ class Scores:
         columns: One number for each image, [B], by column; NaN for an image that was skipped.
         details: Intermediate values of the columns, such as curves [B, n + 1].
         protocol: The options that decide the numbers.
+
+    Example:
+        >>> import torch, seecause as sc
+        >>> masks = torch.zeros(1, 96, 96, dtype=torch.bool)
+        >>> masks[:, :48] = True
+        >>> scores = sc.metrics.localization(masks.float(), masks)
+        >>> scores["aupr1"].tolist(), scores["pointing"].tolist()
+        ([1.0], [1.0])
     """
 
     columns: dict[str, Tensor]
@@ -66,16 +74,33 @@ class Scores:
 
 @dataclass(frozen=True, eq=False)
 class MetricInputs:
-    """The inputs of metrics. A metric that needs a field that is None raises."""
+    """The inputs of metrics. A metric that needs a field that is None raises.
+
+    Args:
+        model: The model that is explained.
+        images: [B, 3, H, W], normalised.
+        maps: [B, h, w], of patches or pixels.
+        target: The explained class of each image.
+        masks: Object masks [B, H, W].
+        explain: The method on this model: (images, target) -> maps.
+        attribute: The method on any model: (model, images, target) -> maps.
+        latents: Of a dataset whose samples can be drawn again.
+
+    Example:
+        >>> import torch, seecause as sc
+        >>> maps = torch.rand(2, 12, 12)
+        >>> sc.metrics.MetricInputs(maps=maps).masks is None
+        True
+    """
 
     model: ImageModel | None = None
     images: Tensor | None = None
     maps: Tensor | None = None
     target: Spec = None
     masks: Tensor | None = None
-    explain: Explain | None = None  # the method on this model
-    attribute: Attribute | None = None  # the method on any model
-    latents: Latents | None = None  # of a dataset whose samples can be drawn again
+    explain: Explain | None = None
+    attribute: Attribute | None = None
+    latents: Latents | None = None
 
 
 _NEEDS = ("masks", "model", "explain", "attribute", "latents")  # inputs that may be missing

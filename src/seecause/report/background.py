@@ -139,7 +139,7 @@ def cuts_section(model: ImageModel, data: LabelledImages) -> list[Section]:
             cards.append(Card(data.ids[place], shots=[Shot(title, thumbnail(cut))]))
     refused_count = int((reasons > 0).sum())
     note = f"{len(data) - refused_count} cuts are accepted, {refused_count} refused; refused cuts"
-    note += " take part in no number. The controls use the same cuts."
+    note += " are in no number. The controls use the same cuts."
     return [Section("What was cut out?", cards_html(cards), note)]
 
 

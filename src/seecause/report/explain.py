@@ -73,9 +73,9 @@ if TYPE_CHECKING:
 Runs = Mapping[str, Attribution]
 WEAK = 0.02  # maps of probabilities whose values are all below this are drawn pale
 NOTE = (
-    "Bright patches, or red ones where colours run from blue to red around 0, speak for the class"
-    " above the map; blue ones speak against it. Move over an image to read the values of a patch."
-    " Compare places within a map, and numbers between maps of one method."
+    "Bright patches speak for the class above the map. Where colours run from blue to red, red"
+    " patches speak for the class and blue ones against it. Move over an image to read the values"
+    " of a patch. Values can be compared within a map, and between maps of the same method."
 )
 NOTES = {  # what is said of the parts of a page that are there
     "film": "A film is shown as frames in a row, one for each time that the model reads.",
