@@ -176,18 +176,21 @@ def _is_float(image: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _InFrame:
-    """Reads samples of a dataset in a model's frame, each with its second version if asked for."""
+    """Reads samples of a dataset in a model's frame, each with its second version if asked for;
+    `packed` to be sent to another process."""
 
     frame: Preprocess
     data: Any
     places: Sequence[int]
     pairs: bool
+    packed: bool
 
     def __call__(self, number: int) -> list[Sample] | SkippedImage:
         place = self.places[number]
         try:
             versions = [self.data[place], *([self.data.other(place)] if self.pairs else [])]
-            return [sample_in_frame(self.frame, sample) for sample in versions]
+            samples = [sample_in_frame(self.frame, sample) for sample in versions]
+            return list(map(_packed, samples)) if self.packed else samples
         except (BadImage, DataMissing) as bad:
             return SkippedImage(sample_ids(self.data)[place], str(bad))
 
@@ -197,8 +200,28 @@ def read_samples(
 ) -> Iterator[list[Sample] | SkippedImage]:
     """Samples in a model's frame, raw, in order; with `pairs` each and its second version. An image
     that cannot be read is a `SkippedImage`. `reading_with` says how many processes read."""
-    reader = _InFrame(frame, data, places, pairs)
-    return read_ahead(reader, len(places), readers(data, len(places)))
+    workers = readers(data, len(places))
+    reader = _InFrame(frame, data, places, pairs, workers > 0)
+    return map(_unpacked, read_ahead(reader, len(places), workers))
+
+
+def _packed(sample: Sample) -> Sample:
+    """The sample with image and mask in 8 bits where that loses nothing, which is a quarter of the
+    bytes."""
+    image = sample.image.mul(255).round_().byte()
+    mask = None if sample.mask is None else sample.mask.byte()
+    if sample.image.dtype == torch.float32 and (image.float() / 255).equal(sample.image):
+        sample = replace(sample, image=image)
+    fits = mask is not None and bool((mask == sample.mask).all())
+    return replace(sample, mask=mask) if fits else sample
+
+
+def _unpacked(read: list[Sample] | SkippedImage) -> list[Sample] | SkippedImage:
+    """What `_packed` packed, as it was."""
+    if isinstance(read, SkippedImage):
+        return read
+    bytes_ = torch.uint8
+    return [replace(s, image=s.image.float() / 255) if s.image.dtype == bytes_ else s for s in read]
 
 
 def raw_in_frame(frame: Preprocess, image: Tensor) -> Tensor:
