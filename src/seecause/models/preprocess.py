@@ -494,7 +494,7 @@ class Framed(Protocol):
     def dtype(self) -> torch.dtype: ...
 
 
-def as_images(model: Any, images: Images) -> Tensor:
+def as_images(model: Any, images: Images, *, check: bool = True) -> Tensor:
     """Images of any kind as one normalised batch on the model's device and in its dtype.
 
     Gradients of a tensor pass through. Values outside of the range of normalised pixels are
@@ -503,6 +503,7 @@ def as_images(model: Any, images: Images) -> Tensor:
     Args:
         model: The model whose preprocessing, device and dtype are used.
         images: One image or several, in any form that the module's docstring lists.
+        check: Whether the range of values is checked here.
 
     Returns:
         A tensor [B, 3, H, W].
@@ -520,9 +521,9 @@ def as_images(model: Any, images: Images) -> Tensor:
         images = images["pixel_values"]
     images = model.preprocess.unpacked(images)
     if isinstance(images, list | tuple):
-        batch = _joined([_one_or_more(model, image) for image in images])
+        batch = _joined([_one_or_more(model, image, check) for image in images])
     else:
-        batch = _one_or_more(model, images)
+        batch = _one_or_more(model, images, check)
     return batch.to(model.device, model.dtype)
 
 
@@ -540,13 +541,14 @@ def file_names(images: Images) -> list[str]:
     return [path or f"image {place}" for place, path in enumerate(paths)]
 
 
-def _one_or_more(model: Any, value: Any) -> Tensor:
+def _one_or_more(model: Any, value: Any, check: bool) -> Tensor:
     """[B, 3, H, W], normalised, from one image or from an array of images."""
     steps = model.preprocess
     value = steps.unpacked(value)
     batch = _normalised(value, len(steps.mean))
     if batch is not None:
-        check_range(model, batch)
+        if check:
+            check_range(model, batch)
         return batch
     pixels = as_array(value)
     if pixels is None or pixels.ndim != 4:
