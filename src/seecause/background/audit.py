@@ -59,7 +59,6 @@ from seecause.background.transplant import (
     versions_to_test,
 )
 from seecause.data.dataset import Dataset, as_data
-from seecause.engine.chunks import sharing
 from seecause.errors import BadInput, BadOption
 from seecause.metrics.statistics import GroupAccuracy, bootstrap_interval, clopper_pearson
 from seecause.models.base import ImageModel, in_eval_mode, protocol
@@ -368,16 +367,16 @@ def settled(
     """Predictions of images and their versions; without `per_image`, of as many versions as the
     verdict needs, up to `MOST_DRAWN`."""
     counts = (PER_IMAGE, 3 * PER_IMAGE, MOST_DRAWN) if per_image is None else (per_image,)
-    judged = None
-    with sharing(model, data.images):
-        for count in counts:
-            with progress(f"predicting {count} versions of each image", 1) as advance:
-                judged = versions_to_test(model, data, count, seed=seed).predict(model, judged)
-                advance(1)
-            found = BackgroundAudit(judged)
-            if found.doubt or not found.unsettled:
-                break
-    assert judged is not None
+    judged: Any = None
+    model.memo["shared images"] = {"images": data.images}  # plain predictions are made once
+    for count in counts:
+        with progress(f"predicting {count} versions of each image", 1) as advance:
+            judged = versions_to_test(model, data, count, seed=seed).predict(model, judged)
+            advance(1)
+        found = BackgroundAudit(judged)
+        if found.doubt or not found.unsettled:
+            break
+    model.memo.pop("shared images")
     return judged
 
 

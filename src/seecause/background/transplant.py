@@ -147,15 +147,12 @@ class Versions:
         if before is None:
             return Predictions(self, *self._over(logits_of, model))
         new = self.number > before.versions.number.max()
-        plain, more = self._take(new)._over(logits_of, model)
+        names = ("source", "donor", "number", "control")
+        rest = replace(self, memo={}, **{name: getattr(self, name)[new] for name in names})
+        plain, more = rest._over(logits_of, model)
         moved = more.new_empty(len(self), more.shape[1])
         moved[new.cpu()], moved[~new.cpu()] = more, before.moved
         return Predictions(self, plain, moved)
-
-    def _take(self, rows: Tensor) -> Versions:
-        """Some of the versions, by a boolean mask."""
-        values = (self.source, self.donor, self.number, self.control)
-        return Versions(self.data, *(value[rows] for value in values), seed=self.seed)
 
     def predict_under(self, model: VisionModel, layer: LastLayer) -> Predictions:
         """Predictions of the model with another last layer, from its features."""

@@ -202,26 +202,20 @@ def read_samples(
     that cannot be read is a `SkippedImage`. `reading_with` says how many processes read."""
     workers = readers(data, len(places))
     reader = _InFrame(frame, data, places, pairs, workers > 0)
-    return map(_unpacked, read_ahead(reader, len(places), workers))
+    for read in read_ahead(reader, len(places), workers):
+        yield read if isinstance(read, SkippedImage) else list(map(_unpacked, read))
 
 
 def _packed(sample: Sample) -> Sample:
-    """The sample with image and mask in 8 bits where that loses nothing, which is a quarter of the
-    bytes."""
+    """The sample with an image of 8 bits as such, which is a quarter of the bytes."""
     image = sample.image.mul(255).round_().byte()
-    mask = None if sample.mask is None else sample.mask.byte()
-    if sample.image.dtype == torch.float32 and (image.float() / 255).equal(sample.image):
-        sample = replace(sample, image=image)
-    fits = mask is not None and bool((mask == sample.mask).all())
-    return replace(sample, mask=mask) if fits else sample
+    same = bool((image.float() / 255 == sample.image).all())
+    return replace(sample, image=image) if same else sample
 
 
-def _unpacked(read: list[Sample] | SkippedImage) -> list[Sample] | SkippedImage:
-    """What `_packed` packed, as it was."""
-    if isinstance(read, SkippedImage):
-        return read
-    bytes_ = torch.uint8
-    return [replace(s, image=s.image.float() / 255) if s.image.dtype == bytes_ else s for s in read]
+def _unpacked(sample: Sample) -> Sample:
+    packed = sample.image.dtype == torch.uint8
+    return replace(sample, image=sample.image.float() / 255) if packed else sample
 
 
 def raw_in_frame(frame: Preprocess, image: Tensor) -> Tensor:

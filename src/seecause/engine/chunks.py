@@ -154,20 +154,10 @@ def run_in_chunks(
     return joined(list(in_chunks(run, total, size, what=what)), dim)
 
 
-@contextmanager
-def sharing(model: ImageModel, images: Tensor) -> Iterator[None]:
-    """Inside the block `shared_run` makes each run of these images once."""
-    before = model.memo.get("shared images", {})
-    model.memo["shared images"] = {"images": images}
-    try:
-        yield
-    finally:
-        model.memo["shared images"] = before
-
-
 def shared_run(model: ImageModel, images: Tensor, what: Hashable, make: Callable[[], T]) -> T:
-    """`make()`, which depends on the model, these images and `what` only. Of images that are
-    shared it is made once, for all methods and metrics, until the model or the images change."""
+    """`make()`, which depends on the model, these images and `what` only. Of the images that
+    `model.memo["shared images"]` names it is made once, for all methods and metrics, until the
+    model or the images change."""
     known = model.memo.get("shared images", {})
     if known.get("images") is not images:
         return make()
