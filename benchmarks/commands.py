@@ -60,7 +60,7 @@ from seecause.attribution.attribute import (
     explain_batches,
     image_batches,
 )
-from seecause.cli.shared import Reading
+from seecause.cli.shared import Printing, Reading
 from seecause.data.dataset import find_images
 from seecause.models.base import ImageModel
 
@@ -148,7 +148,7 @@ class Setting:
 
     @cached_property
     def model(self) -> ImageModel:
-        return self.reading.load(self.name, quiet=True)
+        return self.reading.load(self.name, Printing(quiet=True))
 
     @cached_property
     def masked(self) -> Path:
