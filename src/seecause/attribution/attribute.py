@@ -108,7 +108,7 @@ def attribute(
     )
     if in_memory:
         given = cast(Any, images)
-        late = isinstance(images, Tensor) and images.is_cuda and model.aimed  # it waits for a GPU
+        late = isinstance(given, Tensor) and given.is_cuda and model.aimed  # it waits for a GPU
         names, tensor = file_names(given), as_images(model, given, check=not late)
         found = attribute_batch(model, tensor, target, method, options, late=late)
         return replace(found, names=names)
