@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from seecause.engine import kernel
+from seecause.engine.attend import Bank, attend
 from seecause.lvlm.cache import with_own_text
 from tests.helpers import noise
 
@@ -88,6 +89,22 @@ def test_soft_masks_of_own_text_have_the_plain_values_and_slopes(dtype, share, s
         return run(with_own_text, *leaves)
 
     assert_same_slopes(fast, plain, [*rows_first, *own, *lses, choose], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("share", [1, 2])
+def test_the_slope_of_rows_that_read_shared_keys_equals_the_explicit_one(dtype, share):
+    heads, rows, keys, width = 4, 70, 83, 32  # a tile and a bit of each
+    q = rows_of(dtype, 1, rows, heads, width, seed=1).transpose(1, 2)
+    k, v = (rows_of(dtype, 1, heads // share, keys, width, seed=s) for s in (2, 3))
+    leaf = q.float().requires_grad_()
+    read = attend(leaf, [Bank(k.float(), v.float())], scale=0.3)
+    slopes = tuple(noise(*x.shape, seed=4 + i).to(x) for i, x in enumerate(read))
+    (expected,) = torch.autograd.grad(read, leaf, slopes)
+    o, lse = (x.detach() for x in read)
+    given = (o.to(dtype), lse), (slopes[0].to(dtype), slopes[1])
+    fast = kernel.shared_read_slope(q, k, v, *given, scale=0.3)
+    assert_close(fast.float(), expected, atol=2 * CLOSE[dtype], rtol=2e-2)
 
 
 def test_only_half_precision_on_a_gpu():

@@ -10,7 +10,8 @@ Banked attention, every bank in one pass over its keys, no scores in memory:
                   special tokens under many masks)
 
 Text rows of a vision-language model, a few rows of thousands of copies, where a plain run spends
-its time on reading and writing the same rows: `own_text`, with derivatives.
+its time on reading and writing the same rows: `own_text` and `shared_read_slope`. They have
+derivatives with respect to rows and masks; shared keys have none.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 LOG2_E = 1.4426950408889634  # the attention kernels work in powers of two
 MOST_ROWS = 64  # text rows that one program holds
+SHARED_TILE = 64  # rows and keys of a tile in the backward pass of shared keys
 
 
 @cache
@@ -219,6 +221,25 @@ def own_text(
     they saw of the image, as much as `choose` [1|B, R, H] says, and for the rest of the average,
     [1|B, R, H, dh] each: [B, R, H, dh]. Differentiable in everything."""
     return _OwnText.apply(q, k, v, *image, *average, choose.float(), scale)
+
+
+def shared_read_slope(
+    q: Tensor, k: Tensor, v: Tensor, read: Part, slopes: Part, *, scale: float
+) -> Tensor:
+    """The gradient of rows q [1, H, R, dh] that read keys and values [1, Hkv, K, dh], from the
+    gradients of what they `read`: of outputs [1, R, H, dh] and of their log-sum-exp [1, R, H]."""
+    _, heads, rows, width = q.shape
+    dq = torch.empty(1, rows, heads, width, dtype=q.dtype, device=q.device).transpose(1, 2)
+    q, k, v, o, d_o = map(lanes_last, (q, k, v, read[0], slopes[0]))
+    tensors = (q, k, v, o, read[1], d_o, slopes[1], dq)
+    arguments = [a for t in tensors for a in (t, t.stride(1), t.stride(2))]
+    with device_of(q):
+        triton_kernels().shared_read_back[(-(-rows // SHARED_TILE), heads)](
+            *arguments, rows, k.shape[2], scale, SHARE=heads // k.shape[1],
+            ROWS=SHARED_TILE, KEYS=SHARED_TILE, WIDTH=width, EXACT=q.dtype == torch.float32,
+            num_warps=4, num_stages=2,
+        )  # fmt: skip
+    return dq
 
 
 class _OwnText(Function):

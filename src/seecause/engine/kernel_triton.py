@@ -10,9 +10,9 @@ that holds whole groups.
     dw = sum over heads of ds,   dq = scale ds k;   of a row's own group also dk = scale ds' q and
     dv = p' do
 
-Text rows of a vision-language model (`text_rows`): few rows and thousands of copies. With g the
-gradient of an output, p probabilities, own what a row reads of its own text, seen and blind what it
-read of the image and of the average:
+Text rows of a vision-language model (`text_rows`, `shared_read_back`): few rows and thousands of copies. With g the gradient of an output, p
+probabilities, own what a row reads of its own text, seen and blind what it read of the image and
+of the average:
 
     out = c own + m s seen + (1 - m) t blind,      s, t their shares by log-sum-exp, m the mask
     c = m (1 - s) + (1 - m) (1 - t)
@@ -416,3 +416,37 @@ def text_rows(
         merged = own + to_image[:, None] * (seen - own) + to_average[:, None] * (blind - own)
         out = g_ptr + rows[:, None] * g_r + lanes[None, :]
         tl.store(out, merged.to(g_ptr.dtype.element_ty), mask=real[:, None])
+
+
+@triton.jit
+def shared_read_back(
+    q_ptr, q_h, q_r, k_ptr, k_h, k_r, v_ptr, v_h, v_r, o_ptr, o_r, o_h, lse_ptr, lse_r, lse_h,
+    slope_ptr, slope_r, slope_h, d_lse_ptr, d_lse_r, d_lse_h, dq_ptr, dq_h, dq_r,
+    n_rows, n_keys, scale, SHARE: constexpr, ROWS: constexpr, KEYS: constexpr,
+    WIDTH: constexpr, EXACT: constexpr,
+):  # fmt: skip
+    """The slope of a tile of rows that read keys which all share."""
+    tile, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    rows, lanes = tile * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    real = rows < n_rows
+    q = tile_of(q_ptr + head * q_h, rows, q_r, real, WIDTH, WIDTH)
+    slope = tile_of(slope_ptr + head * slope_h, rows, slope_r, real, WIDTH, WIDTH)
+    o = tile_of(o_ptr + head * o_h, rows, o_r, real, WIDTH, WIDTH)
+    lse = tl.load(lse_ptr + rows * lse_r + head * lse_h, mask=real, other=0.0)
+    level = tl.sum(slope.to(tl.float32) * o.to(tl.float32), axis=1)
+    level -= tl.load(d_lse_ptr + rows * d_lse_r + head * d_lse_h, mask=real, other=0.0)
+    dq = tl.zeros([ROWS, WIDTH], tl.float32)
+    k_ptr += (head // SHARE) * k_h
+    v_ptr += (head // SHARE) * v_h
+    for start in range(0, n_keys, KEYS):
+        columns = start + tl.arange(0, KEYS)
+        present = columns < n_keys
+        k = tile_of(k_ptr, columns, k_r, present, WIDTH, WIDTH)
+        v = tile_of(v_ptr, columns, v_r, present, WIDTH, WIDTH)
+        scores = _dot(q, tl.trans(k), EXACT) * scale
+        probs = tl.where(present[None, :], tl.exp(scores - lse[:, None]), 0.0)
+        moved = _dot(slope, tl.trans(v), EXACT)
+        d_scores = (probs * (moved - level[:, None])).to(k.dtype)
+        dq += _dot(d_scores, k, EXACT)
+    at = dq_ptr + head * dq_h + rows[:, None] * dq_r + lanes[None, :]
+    tl.store(at, (dq * scale).to(dq_ptr.dtype.element_ty), mask=real[:, None])

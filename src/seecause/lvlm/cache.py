@@ -146,6 +146,10 @@ class _SharedRead(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         q, k, v, o, lse = ctx.saved_tensors
         d_o, d_lse = grads
+        if (kernel := kernel_for(q)) is not None:
+            read, scale = (o, lse), ctx.scale
+            d_q = kernel.shared_read_slope(q, k, v, read, (d_o, d_lse), scale=scale)
+            return d_q, None, None, None
         share = (k.shape[1], q.shape[1] // k.shape[1])  # key heads, queries that share one
         level = (wide(d_o) * wide(o)).sum(dim=-1) - d_lse  # [1, R, H]
         rows, d_rows = (x[0].unflatten(0, share).flatten(1, 2) for x in (q, d_o.transpose(1, 2)))
