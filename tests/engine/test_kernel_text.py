@@ -9,6 +9,8 @@ from torch.testing import assert_close
 from seecause.engine import kernel
 from seecause.engine.attend import Bank, attend
 from seecause.lvlm.cache import with_own_text
+from seecause.models.block import At, TokenLayout
+from seecause.models.decoder import rotate
 from tests.helpers import noise
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -25,6 +27,16 @@ def rows_of(dtype: torch.dtype, *shape: int, seed: int) -> torch.Tensor:
 def single(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """In float32, which takes the plain way."""
     return [x.float() for x in tensors]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotating_rows_equals_the_plain_way(dtype):
+    x = rows_of(dtype, 3, 5, 6, 32, seed=1).transpose(1, 2)  # heads are no power of two
+    table = rows_of(dtype, 2, 9, 32, seed=2)
+    rows = torch.tensor([2, 3, 5, 6, 8], device=DEVICE)
+    at = At(rows, TokenLayout(grid=(0, 0), prefix=9), {"rope": table.float()})
+    fast = kernel.rotate(x, table[:, rows])
+    assert_close(fast.float(), rotate(x.float(), at), atol=CLOSE[dtype], rtol=0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -63,6 +75,17 @@ def assert_same_slopes(fast, plain, leaves, dtype):
     for number, (ours, theirs) in enumerate(zip(*results, strict=True)):
         near = {"atol": (2 if number else 1) * CLOSE[dtype], "rtol": 2e-2}
         assert_close(ours.float(), theirs, **near, msg=lambda words, n=number: f"{n}: {words}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_slopes_of_a_rotation_equal_the_plain_ones(dtype):
+    table = rows_of(dtype, 2, 5, 32, seed=2)  # no rotation at all: halves have sines of their own
+    layout = TokenLayout(grid=(0, 0), prefix=5)
+    at = At(torch.arange(5, device=DEVICE), layout, {"rope": table.float()})
+    x = rows_of(dtype, 3, 5, 6, 32, seed=1).transpose(1, 2)
+    assert_same_slopes(
+        lambda x: kernel.rotate(x, table), lambda x: rotate(x, at), [x], dtype
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

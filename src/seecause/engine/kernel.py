@@ -10,8 +10,8 @@ Banked attention, every bank in one pass over its keys, no scores in memory:
                   special tokens under many masks)
 
 Text rows of a vision-language model, a few rows of thousands of copies, where a plain run spends
-its time on reading and writing the same rows: `own_text` and `shared_read_slope`. They have
-derivatives with respect to rows and masks; shared keys have none.
+its time on reading and writing the same rows: `rotate`, `own_text` and `shared_read_slope`. They
+have derivatives with respect to rows and masks; weights, tables and shared keys have none.
 """
 
 from __future__ import annotations
@@ -214,6 +214,11 @@ def fits_rows(x: Tensor) -> bool:
     return right and usable(x) and not plain
 
 
+def rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Rows x [B, H, R, dh] by cosines and sines [2, R, dh], in the layout [B, R, H, dh]."""
+    return _Rotated.apply(x, table)
+
+
 def own_text(
     q: Tensor, k: Tensor, v: Tensor, image: Part, average: Part, choose: Tensor, *, scale: float
 ) -> Tensor:
@@ -240,6 +245,29 @@ def shared_read_slope(
             num_warps=4, num_stages=2,
         )  # fmt: skip
     return dq
+
+
+class _Rotated(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(table)
+        return _rotated(x, table)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Any:  # pyright: ignore
+        return _rotated(slope, *ctx.saved_tensors, back=True), None
+
+
+def _rotated(x: Tensor, table: Tensor, *, back: bool = False) -> Tensor:
+    batch, heads, rows, width = x.shape
+    out = torch.empty(batch, rows, heads, width, dtype=x.dtype, device=x.device).transpose(1, 2)
+    x, table = lanes_last(x), lanes_last(table)
+    with device_of(x):
+        triton_kernels().rotated[(batch * rows,)](
+            x, *x.stride()[:3], out, *out.stride()[:3], table, table.stride(1), table.stride(0),
+            rows, heads, HEADS=_power_of_two(heads), HALF=width // 2, BACK=back, num_warps=4,
+        )  # fmt: skip
+    return out
 
 
 class _OwnText(Function):

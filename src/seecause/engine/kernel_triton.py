@@ -10,7 +10,7 @@ that holds whole groups.
     dw = sum over heads of ds,   dq = scale ds k;   of a row's own group also dk = scale ds' q and
     dv = p' do
 
-Text rows of a vision-language model (`text_rows`, `shared_read_back`): few rows and thousands of copies. With g the gradient of an output, p
+Text rows of a vision-language model (`rotated`, `text_rows`, `shared_read_back`): few rows and thousands of copies. With g the gradient of an output, p
 probabilities, own what a row reads of its own text, seen and blind what it read of the image and
 of the average:
 
@@ -342,6 +342,36 @@ def back_weights(
         _, ds = _slopes(tl.where(seen, s, float("-inf")), v, do, lse, delta, EXACT)
         acc += ds
     tl.store(dw_ptr + at, acc, mask=seen)
+
+
+@triton.jit
+def rotated(
+    x_ptr, x_b, x_h, x_r, out_ptr, out_b, out_h, out_r, table_ptr, table_r, sine, n_rows, n_heads,
+    HEADS: constexpr, HALF: constexpr, BACK: constexpr,
+):  # fmt: skip
+    """All heads of one row: left and right halves turn by the row's cosines and sines, `sine`
+    entries behind them in the table; or a slope turns back."""
+    batch, row = (tl.program_id(0) // n_rows).to(tl.int64), tl.program_id(0) % n_rows
+    heads, lanes = tl.arange(0, HEADS), tl.arange(0, HALF)
+    real = (heads < n_heads)[:, None] & (lanes < HALF)[None, :]
+    table_ptr += row * table_r + lanes
+    cos_left = tl.load(table_ptr).to(tl.float32)
+    cos_right = tl.load(table_ptr + HALF).to(tl.float32)
+    if BACK:
+        sin_left = -tl.load(table_ptr + sine + HALF).to(tl.float32)
+        sin_right = -tl.load(table_ptr + sine).to(tl.float32)
+    else:
+        sin_left = tl.load(table_ptr + sine).to(tl.float32)
+        sin_right = tl.load(table_ptr + sine + HALF).to(tl.float32)
+    place = x_ptr + batch * x_b + row * x_r + heads[:, None] * x_h + lanes[None, :]
+    left = tl.load(place, mask=real, other=0.0).to(tl.float32)
+    right = tl.load(place + HALF, mask=real, other=0.0).to(tl.float32)
+    out = out_ptr + batch * out_b + row * out_r + heads[:, None] * out_h + lanes[None, :]
+    kind = out_ptr.dtype.element_ty
+    new_left = left * cos_left[None, :] - right * sin_left[None, :]
+    new_right = right * cos_right[None, :] + left * sin_right[None, :]
+    tl.store(out, new_left.to(kind), mask=real)
+    tl.store(out + HALF, new_right.to(kind), mask=real)
 
 
 @triton.jit

@@ -30,7 +30,7 @@ from seecause.engine.attend import Bank, Mask, Part, attend, has_slope, merge_pa
 from seecause.engine.walk import HasBlocks, walk
 from seecause.lvlm.prompt import Prompt
 from seecause.models.block import At, Block, Fn, wide
-from seecause.models.decoder import Decoder, run, sees_all_before
+from seecause.models.decoder import SWAP, TABLE, Decoder, rotate, run, sees_all_before
 
 _HALF = (torch.float16, torch.bfloat16)
 _AMPERE = (8, 0)  # the first compute capability with the fused kernel
@@ -92,6 +92,14 @@ def kernel_for(x: Tensor) -> Any:
     from seecause.engine import kernel
 
     return kernel if kernel.fits_rows(x) else None
+
+
+def rotate_rows(x: Tensor, at: At, *, table: str = TABLE) -> Tensor:
+    """The decoder's rotation of rows x [B, H, R, dh], in one kernel where there is one."""
+    kernel = None if SWAP in at.memo else kernel_for(x)
+    if kernel is not None:
+        return kernel.rotate(x, at.memo[table][:, at.index])
+    return rotate(x, at, table=table)
 
 
 def norm_of_rows(native: Any) -> Fn:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from seecause.lvlm import prompt as prompts
 from seecause.lvlm.cache import (
     norm_of_rows,
     read_shared,
+    rotate_rows,
     text_keep,
     with_own_text,
 )
@@ -281,9 +283,11 @@ def wrap(
     )
     if template is None and view.decoder.reads_prefix:
         view.template = prompts.BARE
-    for block in view.blocks:
+    for block, table in zip(view.blocks, view.decoder.tables, strict=True):
         native: Any = block.native
         _, before, behind = norms_of(native)
+        if decoder.turns(native):
+            block.rotate = partial(rotate_rows, table=table)
         block.norm = norm_of_rows(native.input_layernorm)
         block.feed = chain(norm_of_rows(before), native.mlp, behind)
     if check:
