@@ -8,9 +8,11 @@ PHOTOS has a folder of images for each class, named by its WordNet id (`imagenet
 
     explain   `seecause explain` in a process of its own, against its maps of images in memory and a
               plain DataLoader loop
-    bench     `bench run` with four methods, `audit` (with elliptic object masks) and `heads score`
-    audit     against the plain forwards in them: floating-point operations, counted on a few images
-    heads     with CUDA graphs off, over those of one forward, at the best batch size and same dtype
+    bench     `bench run` with four methods, `audit` (with elliptic object masks), `heads score`,
+    audit     `repair` and `discover` against the plain forwards in them: floating-point operations,
+    heads     counted with CUDA graphs off (of `audit`, whose verdict decides how many there are,
+    repair    on all images, else on a few), over those of one forward, at the best batch size and
+    discover  same dtype
     many      `explain` of copies of the photos: memory, disk and page
     page      the writer alone, of as many cards, and the time to open them (needs chromium)
     calls     `sc.attribute` of one image against the captured sweep, and mosaic against itself
@@ -58,15 +60,15 @@ from seecause.attribution.attribute import (
     explain_batches,
     image_batches,
 )
-from seecause.cli.shared import Reading
+from seecause.cli.shared import Printing, Reading
 from seecause.data.dataset import find_images
 from seecause.models.base import ImageModel
 
-SECTIONS = "explain,bench,audit,heads,lvlm,calls,page,many"
+DATASET = ("bench", "audit", "heads", "repair", "discover")
+SECTIONS = f"explain,{','.join(DATASET)},lvlm,calls,page,many"
 VIT_TINY = "timm:vit_tiny_patch16_224"
 METHODS = "caap,mosaic,gae,rollout"
 BATCHES = (64, 256, 512, 1024)
-COUNTED = 16  # images whose floating-point operations are counted
 FEW = 16  # images of a command that is start-up, but for their arithmetic
 REPEATED = 5  # images after the first, of which the median is the second
 CHROMIUM = Path("/usr/bin/chromium")
@@ -146,7 +148,7 @@ class Setting:
 
     @cached_property
     def model(self) -> ImageModel:
-        return self.reading.load(self.name, quiet=True)
+        return self.reading.load(self.name, Printing(quiet=True))
 
     @cached_property
     def masked(self) -> Path:
@@ -283,6 +285,8 @@ def dataset_words(setting: Setting, kind: str) -> list[str]:
         "bench": ["bench", "run", "--method", METHODS, "--metric", "insertion,deletion,ins-del"],
         "audit": ["audit"],
         "heads": ["heads", "score", "--masks-from", "given"],
+        "repair": ["repair", "--remedies", "last-layer", "--force"],
+        "discover": ["discover"],
     }[kind]
     photos = setting.photos if kind == "bench" else setting.masked
     return [*words, *setting.model_words, "--data", f"folder:{photos}"]
@@ -291,20 +295,24 @@ def dataset_words(setting: Setting, kind: str) -> list[str]:
 def dataset_command(setting: Setting, kind: str) -> None:
     """A command over all photos against the plain forwards in it."""
     words, count = dataset_words(setting, kind), len(setting.files)
-    some = min(COUNTED, count)
-    counted = subprocess.run(
-        [sys.executable, __file__, "--count", "--", *words, "--limit", str(some),
-         *setting.out(f"{kind}-counted")],
-        check=True, capture_output=True, text=True,
-        env={**os.environ, "SEECAUSE_GRAPHS": "0"},
-    )  # fmt: skip
-    forwards = float(counted.stdout.splitlines()[-1]) / some
+    few = min(FEW, count)
+
+    def forwards_of(images: int) -> float:
+        out = setting.out(f"{kind}-counted-{images}")
+        counted = subprocess.run(
+            [sys.executable, __file__, "--count", "--", *words, "--limit", str(images), *out],
+            check=True, capture_output=True, text=True,
+            env={**os.environ, "SEECAUSE_GRAPHS": "0"},
+        )  # fmt: skip
+        return float(counted.stdout.splitlines()[-1])
+
+    inside = forwards_of(few)
+    forwards = forwards_of(count) / count if kind == "audit" else inside / few
     each, batch = setting.forward
     loop = plain_loop(setting.model, setting.files, setting.workers[-1]).clock
-    few = min(FEW, count)
     first = run(own(*words, "--limit", str(few), *setting.out(f"{kind}-few")))
     whole = run(own(*words, "--limit", str(count), *setting.out(f"{kind}-all")))
-    start = first.clock - forwards * few * each
+    start = first.clock - inside * each
     arithmetic = forwards * count * each
     ratio, alone = whole.clock / arithmetic, (whole.clock - start) / arithmetic
     heading(
@@ -644,7 +652,7 @@ def main(
     counts = [int(word) for word in (workers or str(default_workers(images))).split(",")]
     steps: dict[str, Callable[[Setting], None]] = {
         "explain": explained,
-        **{kind: partial(dataset_command, kind=kind) for kind in ("bench", "audit", "heads")},
+        **{kind: partial(dataset_command, kind=kind) for kind in DATASET},
         **{"lvlm": lvlm, "calls": calls, "page": page, "many": many},
     }
     with ExitStack() as stack:

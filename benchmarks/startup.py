@@ -4,8 +4,8 @@
 
 Each command runs in a process of its own; user and system time are the operating system's figures
 for that process, and the least of some runs is printed: whatever else the machine does can only add
-to it. `import timm` is the floor for any model of timm, which loads torchvision, which loads the
-compiler of torch.
+to it. `import timm` is the floor for any model of timm: its layers/_fx.py loads torchvision.models,
+and that ops/roi_align.py, which loads torch._dynamo.utils, the compiler of torch.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ def commands(folder: Path) -> dict[str, list[str]]:
     return {
         "python -c 'import torch'": [sys.executable, "-c", "import torch"],
         "python -c 'import seecause'": [sys.executable, "-c", "import seecause"],
+        "python -c 'import torch, torch._dynamo.utils'": [
+            *(sys.executable, "-c", "import torch, torch._dynamo.utils"),
+        ],
         "python -c 'import timm'": [sys.executable, "-c", "import timm"],
         "seecause --help": [*own, "--help"],
         "seecause explain missing.jpg": [*own, "explain", str(folder / "missing.jpg")],

@@ -1,12 +1,19 @@
 """Transplants: objects of one picture on the background of another."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 import seecause as sc
 from seecause.background import LabelledImages, Masks
-from seecause.background.transplant import REFUSALS, check_cuts, transplant
+from seecause.background.transplant import (
+    REFUSALS,
+    check_cuts,
+    transplant,
+    versions_to_test,
+)
 from seecause.models.base import content_keys
 from tests.background.toys import some_of
 from tests.reference import transplant as twin
@@ -53,6 +60,17 @@ def test_the_first_transplants_do_not_depend_on_how_many_there_are():
     assert few[:].equal(first[:])
     other = moved_of(images, masks, labels, per_image=5, seed=4)
     assert not other.donor.equal(many.donor)
+
+
+def test_predictions_of_the_first_transplants_are_taken_over(model, cases):
+    data = cases.with_masks(cases.truth)
+    few, many = (versions_to_test(model, data, count, seed=0) for count in (1, 3))
+    known = few.predict(model)
+    marked = replace(known, moved=torch.arange(known.moved.numel()).view_as(known.moved).double())
+    again, first = many.predict(model, marked), many.number < 1
+    assert again.moved[first].equal(marked.moved)
+    assert_close(again.moved[~first], many.predict(model).moved[~first], atol=1e-10, rtol=0)
+    assert_close(again.plain, known.plain, atol=1e-10, rtol=0)
 
 
 def test_neither_order_nor_names_decide_what_is_put_together():

@@ -39,7 +39,14 @@ from seecause.files import digest
 from seecause.loading import as_view
 from seecause.models.base import ImageModel, pixels_digest, protocol
 from seecause.models.block import wide
-from seecause.models.preprocess import Images, OneImage, Preprocess, as_images, file_names
+from seecause.models.preprocess import (
+    Images,
+    OneImage,
+    Preprocess,
+    as_images,
+    check_range,
+    file_names,
+)
 from seecause.models.view import VisionModel
 from seecause.options import checked
 from seecause.target import Answer, Region, Spec, best_answers, need_class, parse, spread
@@ -101,17 +108,26 @@ def attribute(
     )
     if in_memory:
         given = cast(Any, images)
-        names, tensor = file_names(given), as_images(model, given)
-        return replace(attribute_batch(model, tensor, target, method, options), names=names)
+        late = isinstance(given, Tensor) and given.is_cuda and model.aimed  # it waits for a GPU
+        names, tensor = file_names(given), as_images(model, given, check=not late)
+        found = attribute_batch(model, tensor, target, method, options, late=late)
+        return replace(found, names=names)
     return explain(
         model, images, methods=[method], target=target, options={method: options}, skipped=skipped
     ).first
 
 
 def attribute_batch(
-    model: ImageModel, images: Tensor, spec: Spec, method: str, options: Options
+    model: ImageModel,
+    images: Tensor,
+    spec: Spec,
+    method: str,
+    options: Options,
+    *,
+    late: bool = False,
 ) -> Attribution:
-    """The attribution of a normalised batch [B, 3, H, W] by one method."""
+    """The attribution of a normalised batch [B, 3, H, W] by one method; `late` checks the range of
+    its pixels beside the maps."""
     if not model.aimed:
         return _attribute_rows(model, images, spec, method, options)
     entry = find(method, model.architecture)
@@ -140,10 +156,11 @@ def attribute_batch(
             logits = plain_logits(model, images)
     logits = logits.detach()
     probabilities = spread(wide(logits), "prob", sigmoid=model.sigmoid)
-    finite = maps.scores.isfinite().all()
     with aside:  # while the GPU is busy with the maps
+        if late:
+            check_range(model, images)
         shown, record = model.preprocess.shown(images), protocol(model, images)
-    if not finite:
+    if not maps.scores.cpu().isfinite().all():
         if logits.isfinite().all():
             reason = "its map has NaN or infinity, though the model's logits are finite"
             raise NotDefined(method, reason, "Use other options, another image or another method")

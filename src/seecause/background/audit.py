@@ -367,13 +367,16 @@ def settled(
     """Predictions of images and their versions; without `per_image`, of as many versions as the
     verdict needs, up to `MOST_DRAWN`."""
     counts = (PER_IMAGE, 3 * PER_IMAGE, MOST_DRAWN) if per_image is None else (per_image,)
+    judged: Any = None
+    model.memo["shared images"] = {"images": data.images}  # plain predictions are made once
     for count in counts:
         with progress(f"predicting {count} versions of each image", 1) as advance:
-            judged = versions_to_test(model, data, count, seed=seed).predict(model)
+            judged = versions_to_test(model, data, count, seed=seed).predict(model, judged)
             advance(1)
         found = BackgroundAudit(judged)
         if found.doubt or not found.unsettled:
             break
+    model.memo.pop("shared images")
     return judged
 
 

@@ -100,11 +100,12 @@ class Versions:
         holes = _erased_regions(masks[donor], data.size)
         drawn = self._keys[source] + _STEP * self.number[rows] & _KEY
         background = _filled(data.images[donor], holes, self.seed, drawn)
-        shapes = masks[source][:, None]
-        if shapes.shape[-2:] == data.size:
-            share = _softened(shapes.to(images.dtype))
-            return share * images + (1 - share) * background
-        return torch.where(on_pixels(shapes, data.size), images, background)
+        objects, place = source.unique(return_inverse=True)  # each has several versions
+        shapes = masks[objects][:, None]
+        if shapes.shape[-2:] != data.size:
+            return torch.where(on_pixels(shapes, data.size)[place], images, background)
+        share = _softened(shapes.to(images.dtype))
+        return images.mul_(share[place]).add_(background.mul_((1 - share)[place]))
 
     @cached_property
     def _keys(self) -> Tensor:
@@ -140,19 +141,29 @@ class Versions:
             self.memo[key] = self._over(features, model)
         return self.memo[key]
 
-    def predict(self, model: ImageModel) -> Predictions:
-        return Predictions(self, *self._over(logits_of, model))
+    def predict(self, model: ImageModel, before: Predictions | None = None) -> Predictions:
+        """Predictions of images and versions; those of the first versions of each image may be
+        known from `before`."""
+        if before is None:
+            return Predictions(self, *self._over(logits_of, model))
+        new = self.number > before.versions.number.max()
+        names = ("source", "donor", "number", "control")
+        rest = replace(self, memo={}, **{name: getattr(self, name)[new] for name in names})
+        plain, more = rest._over(logits_of, model)
+        moved = more.new_empty(len(self), more.shape[1])
+        moved[new.cpu()], moved[~new.cpu()] = more, before.moved
+        return Predictions(self, plain, moved)
 
     def predict_under(self, model: VisionModel, layer: LastLayer) -> Predictions:
         """Predictions of the model with another last layer, from its features."""
         return Predictions(self, *(layer(rows) for rows in self.features(model)))
 
     def _over(self, run: Callable[[Any, Tensor], Tensor], model: ImageModel) -> list[Tensor]:
-        """`run(model, ...)` of images and of versions, on the CPU, `AT_ONCE` at a time."""
+        """`run(model, ...)` of images and of versions, on the CPU, `AT_ONCE` versions at a time."""
         rows = torch.arange(len(self), device=self.source.device).split(AT_ONCE)
-        plain = [run(model, batch).cpu() for batch in self.data.images.split(AT_ONCE)]
+        plain = run(model, self.data.images).cpu()
         moved = [run(model, self[each]).cpu() for each in rows if len(each)]
-        return [torch.cat(plain), torch.cat([plain[0][:0], *moved])]
+        return [plain, torch.cat([plain[:0], *moved])]
 
 
 @checked
@@ -391,7 +402,7 @@ class Predictions:
         """Mean share of predictions that change in the controls, over the same images."""
         return float(self.compared[1].mean())
 
-    @property
+    @cached_property
     def transplant_worst(self) -> float:
         labels, donors = self.versions.labels.cpu(), self.versions.donor_labels.cpu()
         images = origins(self.versions.data.ids)[self.versions.source.cpu()]
@@ -519,9 +530,11 @@ def _filled(images: Tensor, holes: Tensor, seed: int, drawn: Tensor) -> Tensor:
     drawn = free_first.gather(1, rank)
     own = torch.arange(rows * columns, device=holes.device)
     place = torch.where(hole, drawn, own)  # [m, P]
-    patches = F.unfold(images, (high, wide), stride=(high, wide))  # [m, 3 * high * wide, P]
-    patches = patches.gather(2, place[:, None].expand(-1, patches.shape[1], -1))
-    return F.fold(patches, (height, width), (high, wide), stride=(high, wide))
+    patches = images.unflatten(3, (columns, wide)).unflatten(2, (rows, high))
+    patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # [m, P, 3, high, wide]
+    patches = patches[torch.arange(len(images), device=holes.device)[:, None], place]
+    patches = patches.unflatten(1, (rows, columns)).permute(0, 3, 1, 4, 2, 5)
+    return patches.flatten(4, 5).flatten(2, 3)
 
 
 def _softened(shapes: Tensor) -> Tensor:

@@ -130,7 +130,7 @@ class Reading(Where):
         classes: A file with class names in the model's order, one on each line or as JSON. For
             zero-shot CLIP also imagenet: the names and prompts it was published with.
         input: How images are prepared, if the model's own values are wrong: a FILE (a timm config,
-            the repr of a torchvision transform, the folder of a transformers processor),
+            the folder of a transformers processor, FILE.py:FUNCTION that returns a transform),
             mean=R,G,B, std=R,G,B, size=H[,W], crop=SHARE, interpolation=NAME, squash=true,
             exif=true (apply EXIF rotation), alpha=true (transparency on white); repeat for more.
             output=INDEX picks one of a module's outputs. trust_remote_code=true runs the code of a
@@ -161,9 +161,11 @@ class Reading(Where):
             options["filter"] = options.pop("interpolation")
         steps = {n: options.pop(n) for n in ("crop", "squash", "filter") if n in options}
         if files:
+            from seecause.loading import own_function
             from seecause.models.preprocess import from_record, preprocess_of
 
-            base = preprocess_of(files[-1])
+            transform = own_function(files[-1])
+            base = preprocess_of(transform() if transform else files[-1])
             base = base if isinstance(base, dict) else base.record()
             steps = from_record({**base, **steps}).record()
         if steps:

@@ -456,11 +456,8 @@ _version = lru_cache(version)  # each call would read a file
 def pixels_digest(images: Tensor, before: str = "") -> str:
     """A digest of the exact pixels, image by image, so that `before` can be the digest of earlier
     images. Images are hashed to a few words on their device, so that a GPU transfers little."""
-    images = images.detach().contiguous()
     kind = f"{images.dtype} {list(images.shape[1:])}"
-    together = 16 if images.is_cuda else 1  # on a CPU one image stays in its cache
-    parts = [_folded(part) for part in images.flatten(1).split(together)]
-    for words in torch.cat(parts).cpu().numpy():
+    for words in _sums(images, 4).cpu().numpy():
         before = digest(before, kind, words.tobytes())
     return before
 
@@ -468,20 +465,26 @@ def pixels_digest(images: Tensor, before: str = "") -> str:
 def content_keys(images: Tensor) -> Tensor:
     """[N] int64 from 0 to 2^62: a number for each image [N, 3, H, W], which depends on its pixels
     alone, in float32."""
-    flat = images.detach().to(torch.float32).contiguous().flatten(1)
-    parts = [_folded(part)[:, 0] for part in flat.split(16)]
-    return torch.cat(parts) & ((1 << 62) - 1) if parts else torch.zeros(0, dtype=torch.long)
+    return _sums(images.to(torch.float32), 1)[:, 0] & ((1 << 62) - 1)
 
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _folded(pixels: Tensor) -> Tensor:
-    """The bits of pixels [B, P] as four sums [B, 4] of int64 with random weights. Wrapped sums of
-    integers do not depend on their order, so every device has the same; two images share all four
-    by chance with a probability below 2^-100."""
-    numbers = pixels.view(_INTEGERS[pixels.element_size()]).long()
-    return (numbers[:, None] * _weights(pixels.shape[1], pixels.device)).sum(dim=-1)
+def _sums(images: Tensor, count: int) -> Tensor:
+    """The bits of images [B, ...] as up to four sums [B, count] of int64 with random weights.
+    Wrapped sums of integers do not depend on their order, so every device has the same; two images
+    share all four by chance with a probability below 2^-100."""
+    pixels = images.detach().contiguous().flatten(1)
+    numbers = pixels.view(_INTEGERS[pixels.element_size()])
+    weights = _weights(pixels.shape[1], pixels.device)[:count]
+    if pixels.device.type != "cpu":
+        parts = [(rows.long()[:, None] * weights).sum(dim=-1) for rows in numbers.split(16)]
+        return torch.cat(parts)
+    sums = torch.empty(len(pixels), count, dtype=torch.long)
+    for row, found in zip(numbers, sums, strict=True):  # one image stays in the CPU's cache
+        torch.mv(weights, row.long(), out=found)
+    return sums
 
 
 @lru_cache(maxsize=4)

@@ -23,7 +23,6 @@ import logging
 import math
 import operator
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -349,8 +348,8 @@ def preprocess_of(value: Any) -> Preprocess | Named:
 
     Args:
         value: A `Preprocess`, or some of its fields in a dict, which is returned; a transform of
-            torchvision, timm or open_clip, or a text file with its `repr`; a data config of timm
-            or a processor of transformers, as an object, a dict, a JSON file, or a folder with one.
+            torchvision, timm or open_clip; a data config of timm or a processor of transformers, as
+            an object, a dict, a JSON file, or a folder with one.
 
     Raises:
         BadOption: If a part of it cannot be expressed as resize, centre crop and normalisation.
@@ -366,7 +365,7 @@ def preprocess_of(value: Any) -> Preprocess | Named:
     if hasattr(value, "to_dict"):
         value = value.to_dict()
     if not isinstance(value, Mapping):
-        return _from_repr(repr(value))
+        return _of_transform(value)
     value = value.get("pretrained_cfg") or value
     if "input_size" in value:
         return from_timm({"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), **value})
@@ -384,13 +383,13 @@ def _preprocess_file(path: Path) -> Preprocess | Named:
         path = next(filter(Path.is_file, inside), inside[0])
     try:
         text = path.read_text(encoding="utf-8")
-        return preprocess_of(json.loads(text)) if text.lstrip()[:1] == "{" else _from_repr(text)
+        return preprocess_of(json.loads(text))
     except (OSError, ValueError, KeyError, TypeError) as failure:
         if isinstance(failure, BadOption):
             raise
         expected = (
-            "a timm config (JSON), the repr of a transform of torchvision, or the folder of a"
-            f" processor of transformers ({first_line(failure)})"
+            "a timm config (JSON), the folder of a processor of transformers, or FILE.py:FUNCTION"
+            f" that returns a transform ({first_line(failure)})"
         )
         raise BadOption("preprocess", str(path), expected) from None
 
@@ -398,57 +397,47 @@ def _preprocess_file(path: Path) -> Preprocess | Named:
 # steps of transforms that change neither geometry nor values beyond what is read here
 HARMLESS = {"ToTensor", "MaybeToTensor", "PILToTensor", "ToImage", "ToDtype", "ConvertImageDtype"}
 HARMLESS |= {"MaybeConvertMode", "ToRGB", "RGB"}
-# timm prints four digits of these
-MEANS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+KNOWN = {"Resize", "CenterCrop", "CenterCropOrPad", "Normalize"}
 
 
-def _from_repr(text: str) -> Preprocess:
-    """Preprocessing from what a transform prints."""
+def _of_transform(transform: Any) -> Preprocess:
+    """Preprocessing from the steps of a transform."""
 
-    def refuse(what: str, expected: str) -> BadOption:
-        return BadOption("preprocess", what, f"Resize, CenterCrop, Normalize: {expected}")
+    def refuse(what: Any, expected: str) -> BadOption:
+        return BadOption("preprocess", str(what)[:60], f"Resize, CenterCrop, Normalize: {expected}")
 
-    def numbers(name: str, of: str) -> tuple[float, ...]:
-        found = re.search(rf"\b{name}=(?:tensor\()?([\[(][^\])]*|[\d.]+)", of)
-        given = [] if found is None else re.findall(r"\d*\.?\d+(?:e-?\d+)?", found[1])
-        return tuple(map(float, given))
+    def sides(size: Any) -> tuple[int, ...]:
+        return tuple(size) if isinstance(size, Iterable) else (size,)
 
-    steps = re.findall(r"^\s*(\w+)\(([^\n]*)\)\s*$", text, flags=re.MULTILINE)
-    named = {name: inside for name, inside in steps if name not in HARMLESS}
-    if text.startswith("ImageClassification("):  # of torchvision's weights
-        named = {"Normalize": text, "CenterCrop": f"size={numbers('crop_size', text)}"}
-        side, mode = numbers("resize_size", text), text.partition("interpolation=")[2]
-        sides = list(side) if len(side) > 1 else sum(side)
-        named["Resize"] = f"size={sides}, interpolation={mode}"
-    known = ("Resize", "CenterCrop", "CenterCropOrPad", "Normalize")
-    odd = [name for name in named if name not in known]
-    odd += [line for line in re.findall(r"<[^>]*>|Lambda\(\)", text) if "rgb" not in line.lower()]
-    if odd:
-        raise refuse(odd[0], "give the transform of evaluation, not of training")
-    if "Resize" not in named:
-        raise refuse(text.strip()[:60], "there is no Resize")
-    resize, crop = named["Resize"], named.get("CenterCrop", named.get("CenterCropOrPad"))
-    if "max_size=" in resize and "max_size=None" not in resize:
-        raise refuse(f"Resize({resize})", "no max_size")
-    scaled = tuple(map(int, numbers("size", resize)))
-    cut = scaled if crop is None else tuple(map(int, numbers("size", crop)))
+    steps = {type(step).__name__: step for step in getattr(transform, "transforms", [transform])}
+    if preset := steps.get("ImageClassification"):  # of torchvision's weights
+        resize = normalise = preset
+        scaled, cut = sides(preset.resize_size), sides(preset.crop_size)
+    else:
+        for name, step in steps.items():
+            if name not in KNOWN | HARMLESS and "rgb" not in str(step).lower():
+                raise refuse(name, "give the transform of evaluation, not of training")
+        if (resize := steps.get("Resize")) is None:
+            raise refuse(transform, "there is no Resize")
+        crop = steps.get("CenterCrop", steps.get("CenterCropOrPad"))
+        normalise = steps.get("Normalize")
+        scaled = sides(resize.size)
+        cut = scaled if crop is None else sides(crop.size)
+        if getattr(resize, "max_size", None) is not None or (crop is None and len(scaled) < 2):
+            expected = "no max_size, and a CenterCrop behind it or both sides: size=(224, 224)"
+            raise refuse(resize, expected)
     squash = len(scaled) == 2
-    if (crop is None and not squash) or not scaled or not cut:
-        raise refuse(f"Resize({resize})", "a CenterCrop behind it, or both sides: size=(224, 224)")
-    scaled, cut = (sides * 2 if len(sides) == 1 else sides for sides in (scaled, cut))
+    scaled, cut = (each * 2 if len(each) == 1 else each for each in (scaled, cut))
     if cut[0] * scaled[1] != cut[1] * scaled[0] or cut[0] > scaled[0]:
-        raise refuse(f"CenterCrop({crop})", f"a part of {scaled} with the same aspect ratio")
-    mode = re.search(r"interpolation=(?:InterpolationMode\.)?(\w+)", resize)
-    mean, std = (numbers(name, named.get("Normalize", "")) for name in ("mean", "std"))
-    for exact in MEANS:
-        mean, std = (exact if tuple(round(e, 4) for e in exact) == v else v for v in (mean, std))
+        raise refuse(f"a crop of {cut}", f"a part of {scaled} with the same aspect ratio")
+    mean, std = getattr(normalise, "mean", (0.0,) * 3), getattr(normalise, "std", (1.0,) * 3)
     return Preprocess(
         size=(cut[0], cut[1]),
-        mean=mean or (0.0,) * 3,
-        std=std or (1.0,) * 3,
+        mean=tuple(float(str(np.float32(value))) for value in mean),  # timm's are of 32 bits
+        std=tuple(float(str(np.float32(value))) for value in std),
         crop=cut[0] / scaled[0],
         squash=squash,
-        filter="bilinear" if mode is None else mode[1].lower(),
+        filter=str(getattr(resize.interpolation, "value", resize.interpolation)),
     )
 
 
@@ -494,7 +483,7 @@ class Framed(Protocol):
     def dtype(self) -> torch.dtype: ...
 
 
-def as_images(model: Any, images: Images) -> Tensor:
+def as_images(model: Any, images: Images, *, check: bool = True) -> Tensor:
     """Images of any kind as one normalised batch on the model's device and in its dtype.
 
     Gradients of a tensor pass through. Values outside of the range of normalised pixels are
@@ -503,6 +492,7 @@ def as_images(model: Any, images: Images) -> Tensor:
     Args:
         model: The model whose preprocessing, device and dtype are used.
         images: One image or several, in any form that the module's docstring lists.
+        check: Whether the range of values is checked here.
 
     Returns:
         A tensor [B, 3, H, W].
@@ -520,9 +510,9 @@ def as_images(model: Any, images: Images) -> Tensor:
         images = images["pixel_values"]
     images = model.preprocess.unpacked(images)
     if isinstance(images, list | tuple):
-        batch = _joined([_one_or_more(model, image) for image in images])
+        batch = _joined([_one_or_more(model, image, check) for image in images])
     else:
-        batch = _one_or_more(model, images)
+        batch = _one_or_more(model, images, check)
     return batch.to(model.device, model.dtype)
 
 
@@ -540,13 +530,14 @@ def file_names(images: Images) -> list[str]:
     return [path or f"image {place}" for place, path in enumerate(paths)]
 
 
-def _one_or_more(model: Any, value: Any) -> Tensor:
+def _one_or_more(model: Any, value: Any, check: bool) -> Tensor:
     """[B, 3, H, W], normalised, from one image or from an array of images."""
     steps = model.preprocess
     value = steps.unpacked(value)
     batch = _normalised(value, len(steps.mean))
     if batch is not None:
-        check_range(model, batch)
+        if check:
+            check_range(model, batch)
         return batch
     pixels = as_array(value)
     if pixels is None or pixels.ndim != 4:

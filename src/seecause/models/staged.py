@@ -212,7 +212,7 @@ def staged_parts(module: Any, library: str, kind: str) -> StagedParts | None:
         stages=stages,
         rest=chain(*behind, *steps),
         cells=_two_thirds(stages),
-        classifies=_classifies(head),
+        classifies=any(isinstance(layer, nn.Linear | nn.Conv2d) for layer in head.modules()),
         native=module,
         preprocess=from_timm(config) if config else None,
         fixed_size=bool(getattr(embedding, "strict_img_size", False)),
@@ -300,7 +300,8 @@ SPLITS: dict[str, dict[str, Callable[[Any], Split]]] = {
 FLATTEN = nn.Flatten(1)
 READ: dict[str, Callable[[Any], list[Fn]]] = {  # readouts, which torchvision has no method for
     "ResNet": lambda module: [module.avgpool, FLATTEN, module.fc],
-    "DenseNet": lambda module: [_relu_mean, FLATTEN, module.classifier],
+    # not in place: the features may be someone's
+    "DenseNet": lambda module: [F.relu, nn.AdaptiveAvgPool2d(1), FLATTEN, module.classifier],
     "VGG": lambda module: [module.avgpool, FLATTEN, module.classifier],
     "SwinTransformer": lambda module: [
         module.norm, module.permute, module.avgpool, module.flatten, module.head,
@@ -314,13 +315,3 @@ def _two_thirds(stages: Sequence[Stage]) -> str:
     names = [stage.name for stage in stages]
     blocks = [name for name in names if name != "stem" and not name.startswith("transition")]
     return blocks[math.ceil(2 * len(blocks) / 3) - 1]
-
-
-def _classifies(head: Any) -> bool:
-    """Whether a head predicts classes; False for `nn.Identity` in place of a removed head."""
-    return any(isinstance(layer, nn.Linear | nn.Conv2d) for layer in head.modules())
-
-
-def _relu_mean(features: Tensor) -> Tensor:
-    # not in place: the features may be someone's
-    return F.adaptive_avg_pool2d(F.relu(features), (1, 1))

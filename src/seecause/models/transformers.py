@@ -268,30 +268,22 @@ def _head(classifiers: Sequence[nn.Module]) -> Fn | None:
 
 def _add_text(module: Any, parts: Parts, text: TextInput, enter: Any) -> None:
     """The zero-shot head of a dual model, through its own text tower."""
-    device = next(module.parameters()).device
-    length = module.config.text_config.max_position_embeddings
+    from transformers import PreTrainedTokenizerBase
+
+    device, options = next(module.parameters()).device, Named()
+    if isinstance(text.tokenize, PreTrainedTokenizerBase):  # SigLIP was trained on the full length
+        length = module.config.text_config.max_position_embeddings
+        options = {"padding": "max_length", "max_length": length, "truncation": True}
+        options["return_tensors"] = "pt"
 
     def encode(prompts: list[str]) -> Tensor:
-        return module.get_text_features(
-            **as_inputs(_tokens(text, prompts, length), device), return_dict=True
-        ).pooler_output
+        tokens = as_inputs(text.tokenize(prompts, **options), device)
+        return module.get_text_features(**tokens, return_dict=True).pooler_output
 
     def embed(images: Tensor) -> Tensor:
         return module.get_image_features(return_dict=True, **enter(images)).pooler_output
 
     parts.add_text(module, text, encode=encode, embed=embed)
-
-
-def _tokens(text: TextInput, prompts: list[str], length: int) -> Any:
-    """Tokens of prompts. A transformers tokenizer pads to the full length, which SigLIP
-    was trained on."""
-    from transformers import PreTrainedTokenizerBase
-
-    if isinstance(text.tokenize, PreTrainedTokenizerBase):
-        return text.tokenize(
-            prompts, padding="max_length", max_length=length, truncation=True, return_tensors="pt"
-        )
-    return text.tokenize(prompts)
 
 
 def _film(module: Any, size: Size, frames: int, channels: int, **parts: Any) -> Parts:
