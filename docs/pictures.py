@@ -106,7 +106,7 @@ SHOWN = {  # panel of the page -> link, button that is pressed, what is waited f
     "heads": ("#heads?model=critters-biased&image=s8&heads.by=background&heads.off=4.19.43", None,
         ".head-buttons .for"),
     "parts": ("#parts?image=s3&parts.out=2", None, ".part-boxes input"),
-    "ask": ("#ask?image=s3&ask.blind=1.9", None, ".top-heads td"),
+    "ask": ("#ask?image=s3&ask.blind=1.9", None, "[data-sum]"),
     "runs": ("#runs", None, ".run-list button"),
 }  # fmt: skip
 WALKED = {"explain": 850, "doubt": 975, "test": 800, "repair": 1150}  # docs/app.md: heights

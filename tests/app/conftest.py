@@ -115,7 +115,7 @@ def visit(browser, address):
     contexts, heard = [], []
 
     def opened(hash="", **options):
-        context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(60_000)

@@ -3,7 +3,7 @@
 
 import { latest } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { Answers, JobBar, copyButtons, h, slider, toggled, whenChanged } from "./parts.js";
+import { Answers, Jobs, copyButtons, h, slider, toggled, whenChanged } from "./parts.js";
 
 const defaults = { out: [], trusted: null };
 
@@ -14,12 +14,12 @@ function mount(root, tools) {
   let answer = null;
   let fractions = [];
 
-  const job = new JobBar();
+  const job = new Jobs();
   const picture = new PatchPicture({ label: "The image in the colours of its parts. Space switches the part of a patch.", caption: "its parts", onpaint: paint, onhover: hover });
   const seen = new PatchPicture({ label: "What the prediction is read from", caption: "what the prediction is read from" });
   const read = h("output", { class: "hover-read" });
   const boxes = h("fieldset", { class: "part-boxes" });
-  const trust = slider("tokens that are trusted", { max: 1, value: 1, text: (step) => (fractions[step] ? `${Math.round(100 * fractions[step])} %` : "all"), oninput: (step) => tools.set({ trusted: fractions[step] ?? null }) });
+  const trust = slider("Tokens that are trusted", { max: 1, value: 1, text: (step) => (fractions[step] ? `${Math.round(100 * fractions[step])} %` : "all"), oninput: (step) => tools.set({ trusted: fractions[step] ?? null }) });
   const before = new Answers("All parts", "as the network is");
   const after = new Answers("As set", "untick a part, or click it in the image");
   const finding = h("p", { class: "finding", role: "status" });
@@ -27,10 +27,10 @@ function mount(root, tools) {
 
   const copying = copyButtons(tools, () => tools.ask("copy", request()));
   root.append(h("div", { class: "layout" },
-    h("aside", { class: "side", "aria-label": "Settings" }, boxes, trust),
+    h("aside", { class: "side", "aria-label": "Settings" }, trust, boxes),
     h("div", { class: "work" },
       h("div", { class: "two-pictures" }, h("div", {}, picture.element, read), seen.element),
-      job.error, job.element,
+      job.error,
       h("div", { class: "stage-answers two" }, before.element, after.element),
       finding, copying, note)));
 
@@ -92,7 +92,7 @@ function mount(root, tools) {
   const when = whenChanged();
   function update() {
     copying.update();
-        when("look", request(), looking);
+    when("look", request(), looking);
   }
 
   return { update };

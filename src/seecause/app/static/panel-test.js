@@ -3,7 +3,7 @@
 
 import { latest, uploadData } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { JobBar, barRow, details, field, firstName, h, inGrid, nextStep, percent, same, segmented, select, stroked, toggled, uid, whenChanged } from "./parts.js";
+import { Jobs, barRow, details, field, firstName, h, inGrid, nextStep, percent, same, segmented, select, stroked, toggled, uid, whenChanged } from "./parts.js";
 
 // `brushed`: patches of the object, where the user changed its mask; `out`: transplants left out
 const defaults = { brushed: [], tool: "look", out: [], data: "", masks: "data", limit: 64, result: "" };
@@ -27,7 +27,7 @@ function mount(root, tools) {
   const audited = () => ({ model: tools.state().model, data: auditedData(tools), masks: mine().masks, limit: mine().limit });
 
   let placed = null;
-  const job = new JobBar();
+  const job = new Jobs();
   const sentence = h("p", { class: "headline", role: "status" });
   const picture = new PatchPicture({ label: "The image and its object. While the brush is on, space adds patches to the object or removes them.", onpaint: paint });
   const tool = segmented("What the pointer does", TOOLS, (name) => tools.set({ tool: name, ...(name !== "look" && !mine().brushed.length ? { brushed: placed?.patches ?? [] } : {}) }));
@@ -35,7 +35,7 @@ function mount(root, tools) {
   const sources = select([], { onchange: (masks) => tools.set({ masks }) });
   const wall = h("div", { class: "wall" });
 
-  const auditJob = new JobBar();
+  const auditJob = new Jobs();
   const data = select([], { onchange: (value) => tools.set({ data: value, result: "" }) });
   const limit = h("input", { type: "number", min: "8", max: "512", step: "8", onchange: () => tools.set({ limit: Math.min(512, Math.max(8, Math.round(+limit.value) || 64)), result: "" }) });
   const start = h("button", { type: "button", class: "go", onclick: auditing }, "Audit the dataset");
@@ -46,7 +46,7 @@ function mount(root, tools) {
   const heading = uid("audit");
 
   root.append(
-    sentence, job.error, job.element,
+    sentence, job.error,
     h("div", { class: "first" },
       h("div", { class: "stage-picture" }, picture.element, h("div", { class: "toolbar" }, tool, reset), field("Object mask", sources)),
       wall),
@@ -54,7 +54,7 @@ function mount(root, tools) {
       h("div", { class: "fields" }, field("Dataset", data), field("Images, at most", limit), start),
       h("p", { class: "small" }, `A verdict needs at least ${tools.hello.enough} images that are predicted correctly.`),
       details("Use your own dataset", h("p", { class: "small" }, "One sub-folder for each class; object masks, if you have some, in a folder masks/ with the same names."), h("div", { class: "fields" }, open, zip), given),
-      auditJob.error, auditJob.element, result),
+      auditJob.error, result),
     nextStep(tools, "repair", "Next: repair the model"));
 
   async function give() {
@@ -95,14 +95,10 @@ function mount(root, tools) {
   function draw() {
     const shown = mine().brushed.length ? mine().brushed : placed?.patches ?? [];
     picture.setPatches("object", shown);
-    if (!placed) {
-      sentence.textContent = "";
-      wall.replaceChildren();
-      return;
-    }
-    if (placed.missing) {
-      sentence.textContent = "Where is the object? Brush it, or let another network find it.";
-      wall.replaceChildren();
+    if (!placed || placed.missing) {
+      sentence.textContent = placed ? "Where is the object? Brush it, or let another network find it." : "";
+      const backgrounds = tools.hello.samples.filter(({ id }) => id !== on().picture).slice(0, 8);
+      wall.replaceChildren(...backgrounds.map(() => h("div", { class: "place" }, h("span"), h("span"), h("small"))));
       return;
     }
     const counted = placed.tiles.map((tile, index) => ({ ...tile, index, out: Boolean(tile.bad) || mine().out.includes(index) }));
