@@ -35,7 +35,8 @@ def state():
 def context_of(state, key=None):
     """A context of a model in a fresh session; its progress is not recorded."""
     served = state.models[key] if key else None
-    return ActionContext(state, Sessions().open(), served, lambda share, words="": None)
+    view = served and served.view
+    return ActionContext(state, Sessions().open(), served, lambda share, words="": None, view)
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def test_hovering_reads_a_patch_for_the_top_classes(visit, context):
     page.locator(".map-card .heat").wait_for()
     page.mouse.move(*patch_point(page, 66, ".map-card .stack"))
     values = page.locator(".map-card .patch-values div").all_text_contents()
-    drawn = explain.draw(context, explain.Draw(model="critters-vit", picture="s1"))
+    drawn = explain.draw(context, Brush(model="critters-vit", picture="s1"), "caap")
     assert len(values) == 5
     for text, name, row in zip(values, drawn["classes"], drawn["by_class"], strict=True):
         assert text.startswith(name)
@@ -151,7 +151,7 @@ def test_heads_that_are_clicked_off_change_the_answer(visit, state):
     page.get_by_role("button", name="layer 0, head 4:").click()
     page.get_by_text("2 heads off").wait_for()
     context = context_of(state, "critters-biased")
-    request = heads.Off(model="critters-biased", picture="s9", off=(4, 43))
+    request = heads.HeadsRequest(model="critters-biased", picture="s9", off=(4, 43))
     answer = heads.switch(context, request)
     assert bars(page, "Some off") == pytest.approx(by_name(answer["after"]), abs=1e-3)
     shares = page.locator(".share .value").all_text_contents()
@@ -205,7 +205,7 @@ def test_blinded_heads_are_heard_in_the_answer(visit, state):
     asked = {"model": "critters-llava", "picture": "s3", "question": "Which critter is this?"}
     word = page.get_by_role("button", name=ask.answer(context, ask.Asked(**asked))["words"][0])
     expect(word).to_have_attribute("aria-pressed", "true")
-    behind = ask.behind(context, ask.Word(**asked))
+    behind = ask.behind(context, ask.Asked(**asked))
     page.locator("[data-sum]").wait_for()
     total = float(page.locator("[data-sum]").get_attribute("data-sum"))
     assert total == pytest.approx(sum(behind["tokens"]["values"]), abs=0.01)
@@ -214,7 +214,7 @@ def test_blinded_heads_are_heard_in_the_answer(visit, state):
     page.get_by_text("hidden from 1 head").wait_for()
     page.get_by_role("button", name="Hide the image from key heads").click()
     page.get_by_text(f"hidden from {len(behind['enough'])} heads").wait_for()
-    heard = ask.hear(context, ask.Blind(**asked, blind=tuple(behind["enough"])))
+    heard = ask.hear(context, ask.Asked(**asked, blind=tuple(behind["enough"])))
     assert bars(page, "Image hidden from some heads") == pytest.approx(
         by_name(heard["after"]), abs=1e-3
     )

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.app.panels import OnPicture, explain
-from seecause.app.panels.explain import Brush, Draw, ExplainState, OfClass, Regions
+from seecause.app.panels.explain import Brush, OfClass, Regions
 from seecause.errors import BadImage, BadOption
 
 ON = {"model": "critters-vit", "picture": "s1"}
@@ -34,7 +34,7 @@ def test_look_gives_the_models_own_answer(context):
 
 
 def test_a_map_is_the_librarys_map(context):
-    drawn = explain.draw(context, Draw(**ON, method="caap", target=2, blank="black"))
+    drawn = explain.draw(context, Brush(**ON, target=2, blank="black"), "caap")
     maps = sc.attribute(context.model, context.image("s1"), target=2, blank="black").maps[0]
     assert_close(torch.tensor(drawn["values"]), maps.flatten(), rtol=1e-3, atol=1e-6)
     assert drawn["label"] == context.model.class_name(2)
@@ -93,10 +93,10 @@ def test_evidence_is_one_in_app_python_and_report(context):
 
 def test_copied_python_gives_the_numbers_of_the_page(context):
     request = {**ON, "patches": (52, 53, 64, 65, 66), "blank": "mean"}
-    texts = explain.copy(context, ExplainState(**request, methods=("caap", "mosaic")))
+    texts = explain.copy(context, Brush(**request, methods=("caap", "mosaic")))
     names: dict = {}
     exec(texts["python"], names)
-    drawn = explain.draw(context, Draw(**ON, blank="mean"))
+    drawn = explain.draw(context, Brush(**ON, blank="mean"), "caap")
     assert_close(
         names["maps_caap"][0].flatten(), torch.tensor(drawn["values"]), rtol=1e-3, atol=1e-6
     )

@@ -187,7 +187,8 @@ function mount(root, tools) {
     return { name, good: good.length, changed: good.filter(({ answer }) => answer !== name).length };
   }
 
-  function background({ answer, probability }) {
+  function background({ answer, answers }) {
+    const { probability } = answers.find(({ leads }) => leads);
     const now = answer === others().name ? "It still says" : "Now it says";
     return `${now} ${firstName(answer)}, ${percent(probability)}. The same ${moved.named ? firstName(moved.truth) : "object"}, another background.`;
   }

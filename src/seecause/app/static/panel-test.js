@@ -107,10 +107,10 @@ function mount(root, tools) {
     const lead = placed.plain.find(({ leads }) => leads);
     const plain = lead.name === placed.truth ? `${percent(lead.probability)} ${firstName(lead.name)}` : `${firstName(lead.name)}, though it is ${firstName(placed.truth)}`;
     sentence.replaceChildren("On its own background: ", h("b", {}, plain), ". On other backgrounds: ", h("b", { "data-right": String(right), "data-of": String(kept.length) }, `${right} of ${kept.length} right`), ".");
-    wall.replaceChildren(...counted.map(({ picture: source, background, donor, answer, probability, right: good, bad, out, index }) => h("button", {
+    wall.replaceChildren(...counted.map(({ picture: source, background, donor, answer, answers, right: good, bad, out, index }) => h("button", {
       type: "button", class: `cut ${out ? "out" : good ? "right" : "wrong"}`, "aria-pressed": String(!out), disabled: Boolean(bad), title: bad || `On the background of ${background} (${firstName(donor)}). Press to leave it ${out ? "in" : "out"}.`,
       onclick: () => tools.set({ out: toggled(mine().out, index) }),
-    }, h("img", { src: source, alt: "" }), h("span", {}, h("b", {}, `${good ? "✓" : "✗"} ${firstName(answer)}`), ` ${percent(probability)}`), h("small", {}, bad || (out ? "left out" : `background of ${firstName(donor)}`)))));
+    }, h("img", { src: source, alt: "" }), h("span", {}, h("b", {}, `${good ? "✓" : "✗"} ${firstName(answer)}`), ` ${percent(answers.find(({ leads }) => leads).probability)}`), h("small", {}, bad || (out ? "left out" : `background of ${firstName(donor)}`)))));
   }
 
   async function auditing() {
