@@ -211,12 +211,10 @@ def groups_section(
     if groups is None:
         return []
     columns = groups.right.tolist(), groups.total.tolist(), groups.intervals().tolist()
-    names = [dict(enumerate(known)) for known in (model.classes, places)]
+    objects, backgrounds = dict(enumerate(model.classes)), dict(enumerate(places))
     rows = [
         (
-            " on ".join(
-                known.get(code, str(code)) for known, code in zip(names, group, strict=True)
-            ),
+            f"{objects.get(group[0], group[0])} on {backgrounds.get(group[1], group[1])}",
             f"{right} of {total}",
             fixed(right / total, 2),
             f"{low:.2f} to {high:.2f}",

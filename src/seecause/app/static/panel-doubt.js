@@ -123,7 +123,7 @@ function mount(root, tools) {
     const none = "The model does not predict this class, so no patches keep or break it.";
     words[0].textContent = !found.answered ? none : !found.enough.patches.length ? `A blank image alone gives “${label}”.`
       : `These ${share(found.enough)} alone still give “${label}” (${percent(found.enough.probability)}, was ${percent(found.probability)}).`;
-    words[1].textContent = !found.answered ? "" : !found.needed.exists ? `No set of patches that breaks “${label}” was found.`
+    words[1].textContent = !found.answered ? "" : !found.needed.exists ? `No patch set flips it: “${label}” stays.`
       : `Hide these ${share(found.needed)} and it predicts “${firstName(found.needed.answer)}”.`;
     words[0].dataset.patches = found.enough.patches.length;
     words[1].dataset.patches = found.needed.patches.length;
