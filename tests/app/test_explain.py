@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.app.panels import OnPicture, explain
-from seecause.app.panels.explain import Brush, OfClass, Regions
+from seecause.app.panels.explain import Brush, Regions
 from seecause.errors import BadImage, BadOption
 
 ON = {"model": "critters-vit", "picture": "s1"}
@@ -78,17 +78,6 @@ def test_an_interaction_is_what_both_regions_cause_beyond_their_sum(context):
     assert answer["interaction"] == pytest.approx(expected, abs=2e-4)
     with pytest.raises(BadOption, match="at least one patch"):
         explain.pair(context, Regions(**ON, one=one))
-
-
-def test_evidence_is_one_in_app_python_and_report(context):
-    answer = explain.evidence(context, OfClass(**ON))
-    model, image = context.model, context.image("s1")
-    sets = (sc.evidence(model, image), sc.explain(model, image, also=["evidence"]).evidence)
-    for found in sets:
-        for name in ("enough", "needed"):
-            patches = getattr(found, name).patches[0].flatten().nonzero()[:, 0].tolist()
-            assert answer[name]["patches"] == patches
-    assert answer["order"] == "mosaic" and answer["answered"] and answer["of"] == 144
 
 
 def test_copied_python_gives_the_numbers_of_the_page(context):

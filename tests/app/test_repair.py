@@ -70,6 +70,7 @@ def test_evidence_is_that_of_the_command_line(context, tmp_path):
     (found,) = json.loads((tmp_path / "findings.json").read_text())
     answer = explain.evidence(context, explain.OfClass(model="critters-biased", picture="s0"))
     assert answer["probability"] == pytest.approx(found["evidence"]["probability"], abs=1e-6)
+    assert (answer["order"], answer["answered"], answer["of"]) == ("mosaic", True, 144)
     for name in ("enough", "needed"):
         places = [row * 12 + column for row, column in found["evidence"][name]["patches"]]
         assert answer[name]["patches"] == places
