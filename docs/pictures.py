@@ -102,7 +102,7 @@ SHOWN = {  # panel of the page -> link, button that is pressed, what is waited f
     "audit": (f"#test?{BIASED}", "Audit the dataset", ".verdict"),
     "repair": (f"#repair?{BIASED}", "Try last-layer", "[data-taken=true]"),
     "swap": ("#swap?model=critters-vit&image=s0&swap.b=s4&swap.patches=65-70.77-82.89-93"
-        "&swap.across=-1", "Fewest patches", ".path .count"),
+        "&swap.across=-1", "Fewest patches", ".found .count"),
     "heads": ("#heads?model=critters-biased&image=s8&heads.by=background&heads.off=4.19.43", None,
         ".head-buttons .for"),
     "parts": ("#parts?image=s3&parts.out=2", None, ".part-boxes input"),

@@ -136,7 +136,7 @@ def test_the_fewest_patches_are_found_and_can_be_shown(visit, context):
     page = visit("#swap?model=critters-vit&image=s0&swap.b=s4")
     page.get_by_role("button", name="Fewest patches").click()
     found = swap.path(context, swap.Swap(model="critters-vit", a="s0", b="s4"))
-    expect(page.locator(".path .count")).to_have_text(str(len(found["patches"])))
+    expect(page.locator(".found .count")).to_have_text(str(len(found["patches"])))
     page.get_by_role("button", name="Show").click()
     marked = page.locator("[data-side=a] .stack")
     expect(marked).to_have_attribute("data-brush", str(len(found["patches"])))

@@ -29,7 +29,7 @@ function mount(root, tools) {
   const layerWord = (layer) => `layer ${layer}`;
   const first = slider("First layer", { max: 11, value: 0, text: layerWord, oninput: (value) => tools.set({ first: value, last: mine().last === null ? null : Math.max(value, mine().last) }) });
   const last = slider("Last layer", { max: 11, value: 11, text: layerWord, oninput: (value) => tools.set({ last: value, first: Math.min(value, mine().first) }) });
-  const found = h("div", { class: "finding path", "aria-live": "polite" });
+  const found = h("div", { class: "finding found", "aria-live": "polite" });
 
   const copying = copyButtons(tools, () => tools.ask("copy", request()));
   const work = h("div", {},
