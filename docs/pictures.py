@@ -13,6 +13,7 @@ trust      docs/trust.png: every method, by the published results
 from __future__ import annotations
 
 import io
+import sys
 import tempfile
 from collections.abc import Callable
 from itertools import product
@@ -119,6 +120,8 @@ def app(out: Path | None) -> None:
     from seecause.app.server import create_app
     from seecause.app.state import open_state
     from seecause.cli import run as command
+
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.app.conftest import DATA, MODELS, serving
     from tests.conftest import CHROMIUM, CHROMIUM_ARGUMENTS
 

@@ -175,7 +175,6 @@ def test_the_path_with_a_model_and_images_of_ones_own(browser, own):
         other.locator(".path button", has_text="Explain").click()
         expect(page.locator(".cut")).to_have_count(2)
 
-        page.get_by_text("Use your own dataset").click()
         page.get_by_label("A ZIP with a dataset").set_input_files(packed)
         expect(page.get_by_label("Dataset", exact=True)).to_have_value("photos")
         page.get_by_role("button", name="Audit the dataset").click()

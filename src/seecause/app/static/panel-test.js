@@ -27,6 +27,7 @@ function mount(root, tools) {
   const audited = () => ({ model: tools.state().model, data: auditedData(tools), masks: mine().masks, limit: mine().limit });
 
   let placed = null;
+  let running = false; // an audit
   const job = new Jobs();
   const sentence = h("p", { class: "headline", role: "status" });
   const picture = new PatchPicture({ label: "The image and its object. While the brush is on, space adds patches to the object or removes them.", onpaint: paint });
@@ -44,6 +45,7 @@ function mount(root, tools) {
   const given = h("p", { class: "small", role: "status" });
   const result = h("div", { class: "audit-result" });
   const heading = uid("audit");
+  let ownData;
 
   root.append(
     sentence, job.error,
@@ -53,7 +55,7 @@ function mount(root, tools) {
     h("section", { class: "audit", "aria-labelledby": heading }, h("h2", { id: heading }, "A whole dataset"),
       h("div", { class: "fields" }, field("Dataset", data), field("Images, at most", limit), start),
       h("p", { class: "small" }, `A verdict needs at least ${tools.hello.enough} images that are predicted correctly.`),
-      details("Use your own dataset", h("p", { class: "small" }, "One sub-folder for each class; object masks, if you have some, in a folder masks/ with the same names."), h("div", { class: "fields" }, open, zip), given),
+      ownData = details("Use your own dataset", h("p", { class: "small" }, "One sub-folder for each class; object masks, if you have some, in a folder masks/ with the same names."), h("div", { class: "fields" }, open, zip), given),
       auditJob.error, result),
     nextStep(tools, "repair", "Next: repair the model"));
 
@@ -95,6 +97,7 @@ function mount(root, tools) {
   function draw() {
     const shown = mine().brushed.length ? mine().brushed : placed?.patches ?? [];
     picture.setPatches("object", shown);
+    wall.classList.toggle("missing", Boolean(placed?.missing));
     if (!placed || placed.missing) {
       sentence.textContent = placed ? "Where is the object? Brush it, or let another network find it." : "";
       const backgrounds = tools.hello.samples.filter(({ id }) => id !== on().picture).slice(0, 8);
@@ -115,9 +118,9 @@ function mount(root, tools) {
 
   async function auditing() {
     const asked = audited();
-    start.disabled = true;
+    running = start.disabled = true;
     const answer = await auditJob.watch((progress) => tools.ask("audit", asked, { panel: "repair", slot: "audit", progress, named: (id) => tools.set({ result: id }) }));
-    start.disabled = false;
+    running = start.disabled = false;
     if (answer && same(asked, audited())) show(answer);
     if (answer) tools.say(answer.words[0]);
   }
@@ -129,7 +132,7 @@ function mount(root, tools) {
       show(null);
       return;
     }
-    if (start.disabled) return; // it is under way here
+    if (running) return; // here
     const kept = await auditJob.watch((progress) => tools.result(id, { progress }));
     if (mine().result !== id) return;
     show(kept?.answer ?? null);
@@ -147,12 +150,14 @@ function mount(root, tools) {
     sources.value = mine().masks;
     data.replaceChildren(...tools.hello.data.map((name) => h("option", { value: name }, name)));
     data.value = auditedData(tools);
-    start.disabled = !tools.hello.data.length;
-    data.closest(".field").hidden = start.disabled;
+    const none = !tools.hello.data.length;
+    start.disabled = running || none;
+    data.closest(".field").hidden = none;
     limit.value = mine().limit;
     tool.choose(mine().tool);
     picture.setPainting(mine().tool !== "look");
     reset.hidden = !mine().brushed.length;
+    when("no data", none, () => { ownData.open = none; });
     when("look", on(), look);
     when("place", request(), placing);
     when("result", mine().result, showing);
