@@ -20,9 +20,10 @@ function mount(root, tools) {
   const kept = h("div", { class: "run-list kept" });
   const head = h("h2", {}, "Results of this session");
   const folders = h("h2", { hidden: true }, "Folders of results");
-  root.append(h("div", { class: "layout" },
+  const layout = h("div", { class: "layout waiting" },
     h("aside", { class: "side", "aria-label": "Results" }, head, kept, folders, list),
-    h("div", { class: "work" }, job.error, none, h("div", { class: "toolbar run-tools" }, pagesField, apart), frame)));
+    h("div", { class: "work" }, job.error, none, h("div", { class: "toolbar run-tools" }, pagesField, apart), frame));
+  root.append(layout);
 
   const chosen = () => runs.find((run) => run.name === mine().run) ?? runs[0];
 
@@ -55,6 +56,7 @@ function mount(root, tools) {
 
   const listing = latest(async () => {
     const answer = await job.watch((progress) => tools.ask("listed", {}, { slot: "runs", progress }));
+    layout.classList.remove("waiting");
     if (!answer) return;
     runs = answer.runs;
     kept.replaceChildren(...answer.kept.map(({ id, action, request, state, date }) => h("button", { type: "button", "data-result": id, onclick: () => {
