@@ -47,7 +47,9 @@ def main(
 
     state = open_state(models.split(","), load=drawn)
     for key, served in state.models.items():
-        context = ActionContext(state, Sessions().open(), served, lambda share, words="": None)
+        context = ActionContext(
+            state, Sessions().open(), served, lambda share, words="": None, served.view
+        )
         opening, first, *taken = [1e3 * seconds for seconds in brushing(context, key, strokes)]
         taken = taken[WARM_UPS:]
         row(key, *(f"{ms:.1f}" for ms in (opening, first, statistics.median(taken), max(taken))))

@@ -15,6 +15,7 @@ trust      docs/trust.png: every method, by the published results
 from __future__ import annotations
 
 import io
+import sys
 import tempfile
 from collections.abc import Callable
 from itertools import product
@@ -104,11 +105,11 @@ SHOWN = {  # panel of the page -> link, button that is pressed, what is waited f
     "audit": (f"#test?{BIASED}", "Audit the dataset", ".verdict"),
     "repair": (f"#repair?{BIASED}", "Try last-layer", "[data-taken=true]"),
     "swap": ("#swap?model=critters-vit&image=s0&swap.b=s4&swap.patches=65-70.77-82.89-93"
-        "&swap.across=-1", "Fewest patches", ".path .count"),
+        "&swap.across=-1", "Fewest patches", ".found .count"),
     "heads": ("#heads?model=critters-biased&image=s8&heads.by=background&heads.off=4.19.43", None,
         ".head-buttons .for"),
     "parts": ("#parts?image=s3&parts.out=2", None, ".part-boxes input"),
-    "ask": ("#ask?image=s3&ask.blind=1.9", None, ".top-heads td"),
+    "ask": ("#ask?image=s3&ask.blind=1.9", None, "[data-sum]"),
     "runs": ("#runs", None, ".run-list button"),
 }  # fmt: skip
 WALKED = {"explain": 850, "doubt": 975, "test": 800, "repair": 1150}  # docs/app.md: heights
@@ -121,6 +122,8 @@ def app(out: Path | None) -> None:
     from seecause.app.server import create_app
     from seecause.app.state import open_state
     from seecause.cli import run as command
+
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.app.conftest import DATA, MODELS, serving
     from tests.conftest import CHROMIUM, CHROMIUM_ARGUMENTS
 

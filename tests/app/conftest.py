@@ -35,7 +35,8 @@ def state():
 def context_of(state, key=None):
     """A context of a model in a fresh session; its progress is not recorded."""
     served = state.models[key] if key else None
-    return ActionContext(state, Sessions().open(), served, lambda share, words="": None)
+    view = served and served.view
+    return ActionContext(state, Sessions().open(), served, lambda share, words="": None, view)
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def visit(browser, address):
     contexts, heard = [], []
 
     def opened(hash="", **options):
-        context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(60_000)

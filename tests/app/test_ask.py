@@ -10,7 +10,7 @@ import torch
 
 import seecause as sc
 from seecause.app.panels import ask
-from seecause.app.panels.ask import Asked, Blind, Word
+from seecause.app.panels.ask import Asked
 from seecause.errors import BadOption, SeecauseError
 from tests.app.conftest import context_of
 
@@ -45,7 +45,7 @@ def test_the_answer_is_the_models_own(context):
 
 def test_heads_and_tokens_are_those_of_a_traced_answer(context, bank, heard):
     heard.clear()
-    answer = ask.behind(context, Word(**ON))
+    answer = ask.behind(context, Asked(**ON))
     engine = sc.lvlm.MaskEngine(context.lvlm, context.picture("s3").shown, QUESTION, bank)
     trace = sc.lvlm.trace_answer(engine)
     assert answer["word"] == engine.answer
@@ -65,8 +65,8 @@ def test_heads_and_tokens_are_those_of_a_traced_answer(context, bank, heard):
 
 
 def test_blind_heads_change_the_words_as_masks_change_the_logit(context, bank):
-    enough = ask.behind(context, Word(**ON))["enough"]
-    answer = ask.hear(context, Blind(**ON, blind=tuple(enough)))
+    enough = ask.behind(context, Asked(**ON))["enough"]
+    answer = ask.hear(context, Asked(**ON, blind=tuple(enough)))
     picture = context.picture("s3").shown
     engine = sc.lvlm.MaskEngine(context.lvlm, picture, QUESTION, bank)
     mask = torch.ones(engine.n_components, dtype=torch.bool)
@@ -84,15 +84,15 @@ def test_blind_heads_change_the_words_as_masks_change_the_logit(context, bank):
 
 
 def test_with_no_head_blind_the_answer_stays(context, bank):
-    answer = ask.hear(context, Blind(**ON))
+    answer = ask.hear(context, Asked(**ON))
     assert answer["same"] and answer["before"] == answer["after"]
 
 
 def test_what_is_not_there_is_refused_in_words(context, bank):
     with pytest.raises(BadOption, match="tokens of the answer"):
-        ask.behind(context, Word(**ON, position=20))
+        ask.behind(context, Asked(**ON, position=20))
     with pytest.raises(BadOption, match="heads 0-47"):
-        ask.hear(context, Blind(**ON, blind=(48,)))
+        ask.hear(context, Asked(**ON, blind=(48,)))
     reader = ask.PANEL.find("answer")[1]
     for question in ("", "x" * 301):
         body = f'{{"model": "critters-llava", "picture": "s3", "question": "{question}"}}'
@@ -107,7 +107,7 @@ def test_a_classifier_cannot_be_asked(state):
 
 
 def test_two_edits_at_once_wait_for_each_other(context):
-    served, request = context.named, Blind(**ON, blind=(9,))
+    served, request = context.served, Asked(**ON, blind=(9,))
 
     def job(_):
         with served.borrow() as view:
@@ -121,7 +121,7 @@ def test_two_edits_at_once_wait_for_each_other(context):
 
 @pytest.mark.slow
 def test_the_copied_python_says_the_same(context, capsys):
-    request = Blind(**ON, blind=(0, 4, 9))
+    request = Asked(**ON, blind=(0, 4, 9))
     exec(ask.copy(context, request)["python"], {})
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[0] == ask.answer(context, Asked(**ON))["words"][0]

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.app.panels import OnPicture, explain
-from seecause.app.panels.explain import Brush, Draw, ExplainState, OfClass, Regions
+from seecause.app.panels.explain import Brush, Regions
 from seecause.errors import BadImage, BadOption
 
 ON = {"model": "critters-vit", "picture": "s1"}
@@ -34,7 +34,7 @@ def test_look_gives_the_models_own_answer(context):
 
 
 def test_a_map_is_the_librarys_map(context):
-    drawn = explain.draw(context, Draw(**ON, method="caap", target=2, blank="black"))
+    drawn = explain.draw(context, Brush(**ON, target=2, blank="black"), "caap")
     maps = sc.attribute(context.model, context.image("s1"), target=2, blank="black").maps[0]
     assert_close(torch.tensor(drawn["values"]), maps.flatten(), rtol=1e-3, atol=1e-6)
     assert drawn["label"] == context.model.class_name(2)
@@ -80,23 +80,12 @@ def test_an_interaction_is_what_both_regions_cause_beyond_their_sum(context):
         explain.pair(context, Regions(**ON, one=one))
 
 
-def test_evidence_is_one_in_app_python_and_report(context):
-    answer = explain.evidence(context, OfClass(**ON))
-    model, image = context.model, context.image("s1")
-    sets = (sc.evidence(model, image), sc.explain(model, image, also=["evidence"]).evidence)
-    for found in sets:
-        for name in ("enough", "needed"):
-            patches = getattr(found, name).patches[0].flatten().nonzero()[:, 0].tolist()
-            assert answer[name]["patches"] == patches
-    assert answer["order"] == "mosaic" and answer["answered"] and answer["of"] == 144
-
-
 def test_copied_python_gives_the_numbers_of_the_page(context):
     request = {**ON, "patches": (52, 53, 64, 65, 66), "blank": "mean"}
-    texts = explain.copy(context, ExplainState(**request, methods=("caap", "mosaic")))
+    texts = explain.copy(context, Brush(**request, methods=("caap", "mosaic")))
     names: dict = {}
     exec(texts["python"], names)
-    drawn = explain.draw(context, Draw(**ON, blank="mean"))
+    drawn = explain.draw(context, Brush(**ON, blank="mean"), "caap")
     assert_close(
         names["maps_caap"][0].flatten(), torch.tensor(drawn["values"]), rtol=1e-3, atol=1e-6
     )

@@ -10,7 +10,7 @@ import torch
 
 import seecause as sc
 from seecause.app.panels import heads
-from seecause.app.panels.heads import Off, ScoreHeads
+from seecause.app.panels.heads import HeadsRequest
 from seecause.app.state import ActionContext, open_state
 from seecause.errors import BadOption
 from tests.app.conftest import context_of
@@ -32,7 +32,7 @@ def agree(answers, logits):
 
 @torch.no_grad()
 def test_heads_at_zero_are_ablated(context):
-    answer = heads.switch(context, Off(**ON, off=OFF))
+    answer = heads.switch(context, HeadsRequest(**ON, off=OFF))
     image = context.image("s1")
     agree(answer["before"], context.model(image)[0])
     with sc.background.ablate(context.model, PAIRS):
@@ -41,7 +41,7 @@ def test_heads_at_zero_are_ablated(context):
 
 
 def test_the_backgrounds_share_is_that_of_information_gains(context):
-    answer = heads.switch(context, Off(**ON, off=OFF))
+    answer = heads.switch(context, HeadsRequest(**ON, off=OFF))
     mask = context.picture("s1").masks["critters-vit"]
     data = sc.background.LabelledImages(context.image("s1"), masks=mask)
     gains = sc.background.information_gains(context.model, data)
@@ -54,7 +54,7 @@ def test_the_backgrounds_share_is_that_of_information_gains(context):
 
 @pytest.mark.parametrize("by", ["answer", "background"])
 def test_scores_are_the_librarys(context, by):
-    answer = heads.score(context, ScoreHeads(**ON, by=by))
+    answer = heads.score(context, HeadsRequest(**ON, by=by))
     mask = context.picture("s1").masks["critters-vit"]
     response = {"answer": "logit", "background": "big"}[by]
     data = sc.background.LabelledImages(context.image("s1"), masks=None if by == "answer" else mask)
@@ -64,7 +64,7 @@ def test_scores_are_the_librarys(context, by):
 
 
 def test_maps_before_and_after_are_the_librarys(context):
-    answer = heads.maps(context, Off(**ON, off=OFF, target=2))
+    answer = heads.maps(context, HeadsRequest(**ON, off=OFF, target=2))
     with sc.background.ablate(context.model, PAIRS):
         after = sc.attribute(context.model, context.image("s1"), target=2).maps[0]
     values = torch.tensor(answer["after"]["values"])
@@ -76,21 +76,21 @@ def test_maps_before_and_after_are_the_librarys(context):
 
 
 def test_the_exported_checkpoint_answers_as_the_page_does(context, tmp_path):
-    answer = heads.export(context, Off(**ON, off=OFF))
+    answer = heads.export(context, HeadsRequest(**ON, off=OFF))
     name, path = context.session.file(answer["file"])
     assert name == "critters-vit-without-4-heads.zip"
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path)
     with torch.no_grad():
         logits = sc.load(str(tmp_path))(context.image("s1"))[0]
-    agree(heads.switch(context, Off(**ON, off=OFF))["after"], logits)
+    agree(heads.switch(context, HeadsRequest(**ON, off=OFF))["after"], logits)
     with pytest.raises(BadOption, match="at least one head"):
-        heads.export(context, Off(**ON))
+        heads.export(context, HeadsRequest(**ON))
 
 
 def test_copied_python_gives_the_numbers_of_the_page(context, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    request = Off(**ON, off=OFF)
+    request = HeadsRequest(**ON, off=OFF)
     names: dict = {}
     exec(heads.copy(context, request)["python"].replace("print(", "_ = ("), names)
     agree(heads.switch(context, request)["after"], names["logits"].detach())
@@ -100,7 +100,7 @@ def test_jobs_at_once_do_not_disturb_each_other():
     """A proof that heads are off zeroes shared weights: no job may make one beside another."""
     state = open_state(["builtin:critters-vit"])
     served, session = state.models["critters-vit"], context_of(state).session
-    asked = ScoreHeads(**ON, by="answer")
+    asked = HeadsRequest(**ON, by="answer")
 
     def job(function, request):
         with served.borrow() as view:
@@ -108,7 +108,7 @@ def test_jobs_at_once_do_not_disturb_each_other():
             return function(ActionContext(state, session, served, quiet, view), request)
 
     with ThreadPoolExecutor(6) as pool:
-        others = [pool.submit(job, heads.switch, Off(**ON, off=OFF)) for _ in range(4)]
+        others = [pool.submit(job, heads.switch, HeadsRequest(**ON, off=OFF)) for _ in range(4)]
         scores = [pool.submit(job, heads.score, asked) for _ in range(2)]
         values = [score.result()["values"] for score in scores]
         assert all(other.result() for other in others)
@@ -118,10 +118,10 @@ def test_jobs_at_once_do_not_disturb_each_other():
 
 def test_heads_that_are_not_there_are_refused(context):
     with pytest.raises(BadOption, match="layers 0-5"):
-        heads.switch(context, Off(**ON, off=(48,)))
+        heads.switch(context, HeadsRequest(**ON, off=(48,)))
 
 
 def test_where_nothing_moves_there_is_no_share(context):
     every = tuple(range(context.transformer.n_layers * context.transformer.n_heads))
-    before, after = heads.switch(context, Off(**ON, off=every))["background"]
+    before, after = heads.switch(context, HeadsRequest(**ON, off=every))["background"]
     assert before["share"] is not None and after["share"] is None

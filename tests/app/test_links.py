@@ -63,7 +63,7 @@ LINKS = {
         "repair.learn=critters%3Acertified%3Atest",
     ),
     "parts": (
-        "model=critters-ifam&image=s5&parts.out=1-2&parts.trusted=0.9",
+        "model=critters-ifam&image=s5&parts.out=1-2",
         lambda page: page.get_by_role("checkbox").nth(0).uncheck(),
         "parts.out=0-2",
     ),

@@ -39,31 +39,18 @@ def test_parts_that_are_out_are_not_read(context):
     assert not context.model.module.intervention  # the next request begins anew
 
 
-@torch.no_grad()
-def test_fewer_trusted_tokens_are_fewer_patches_that_are_read(context):
-    fractions = parts.look(context, Masked(**ON))["fractions"]
-    assert len(fractions) > 1
-    shares = [parts.look(context, Masked(**ON, trusted=q))["share"] for q in fractions]
-    assert shares == sorted(shares) and shares[0] < shares[-1]
-    with parts.own_network(context) as net, sc.faithful.intervene(net, quantile=0.7):
-        output = net(context.image("s3"))
-    agree(parts.look(context, Masked(**ON, trusted=0.7))["after"], output.logits)
-
-
 def test_every_part_out_is_said_to_read_nothing(context):
     answer = parts.look(context, Masked(**ON, out=tuple(range(context.model.module.parts))))
     assert answer["empty"] and answer["share"] == 0
 
 
-@pytest.mark.parametrize("wrong", [{"out": (99,)}, {"trusted": 0.123}])
-def test_parts_and_fractions_that_are_not_there_are_refused(context, wrong):
+def test_parts_that_are_not_there_are_refused(context):
     with pytest.raises(BadOption):
-        parts.look(context, Masked(**ON, **wrong))
+        parts.look(context, Masked(**ON, out=(99,)))
 
 
-@pytest.mark.parametrize("changes", [{"out": (1, 2)}, {"out": (0,), "trusted": 0.7}])
-def test_the_copied_python_gives_the_same_answer(context, capsys, changes):
-    request = Masked(**ON, **changes)
+def test_the_copied_python_gives_the_same_answer(context, capsys):
+    request = Masked(**ON, out=(1, 2))
     exec(parts.copy(context, request)["python"], {})
     name, chance = capsys.readouterr().out.splitlines()[0].rsplit(" ", 1)
     leader = next(a for a in parts.look(context, request)["after"] if a["leads"])

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import zipfile
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from seecause.app.server import create_app
 from seecause.app.state import open_state
 from seecause.data.dataset import to_pil
 from tests.app.conftest import context_of, serving
-from tests.app.test_browser import patch_point
+from tests.app.test_browser import PANELS, patch_point
 
 expect.set_options(timeout=60_000)
 BIASED = "critters-biased"
@@ -174,7 +175,6 @@ def test_the_path_with_a_model_and_images_of_ones_own(browser, own):
         other.locator(".path button", has_text="Explain").click()
         expect(page.locator(".cut")).to_have_count(2)
 
-        page.get_by_text("Use your own dataset").click()
         page.get_by_label("A ZIP with a dataset").set_input_files(packed)
         expect(page.get_by_label("Dataset", exact=True)).to_have_value("photos")
         page.get_by_role("button", name="Audit the dataset").click()
@@ -250,13 +250,22 @@ def axe(tmp_path_factory):
     return Path(folder / "package" / "axe.min.js").read_text()
 
 
-@pytest.mark.parametrize("name", ["explain", "doubt", "test", "repair", "swap", "heads", "ask"])
+STRONGEST = """() => document.querySelectorAll(".head-buttons button").forEach((button, place) => {
+  button.className = place % 2 ? "for" : "against";
+  button.style.setProperty("--strength", "100%");
+})"""
+
+
+@pytest.mark.parametrize("name", PANELS)
 def test_axe_finds_no_serious_violation(visit, axe, name):
+    """Light and dark, wide and narrow; heads in the strongest of both colours."""
     page = visit(f"#{name}?image=s0&explain.tool=brush&explain.patches=52-54&doubt.evidence=true")
     answered(page)
-    for scheme in ("light", "dark"):
+    page.evaluate(axe)
+    for width, scheme in product((1280, 390), ("light", "dark")):
+        page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=scheme)
-        page.evaluate(axe)
+        page.evaluate(STRONGEST)
         found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
         serious = [each for each in found if each["impact"] in ("serious", "critical")]
         assert [(e["id"], e["nodes"][0]["html"][:90]) for e in serious] == []

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from pathlib import Path
 
 import pytest
 
 import seecause as sc
-from seecause.app.panels import repair
+from seecause.app.panels import explain, repair
 from seecause.app.panels.repair import OnData, RepairRequest
 from seecause.app.state import ServerState, named_data
 from seecause.data.dataset import to_pil
 from seecause.errors import BadOption
 from tests.app.conftest import context_of
+from tests.cli.calls import invoke
 
 TEST, TRAIN = "critters:certified:test", "critters:certified:train"
 ON = {"model": "critters-biased", "data": TEST, "limit": 16}
@@ -29,13 +31,11 @@ def pictures(name):
     return sc.data.open_data(name, limit=ON["limit"])
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["data", *(pytest.param(source, marks=pytest.mark.slow) for source in ("critters-vit", "own"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["critters-vit", "own"])
 def test_an_audit_has_the_numbers_of_sc_audit(context, source):
     answer = repair.audit(context, OnData(**ON, masks=source))
-    given = {"data": None, "critters-vit": "builtin:critters-vit", "own": "own"}[source]
+    given = {"critters-vit": "builtin:critters-vit", "own": "own"}[source]
     result = sc.audit(sc.load("builtin:critters-biased"), pictures(TEST), masks=given)
     assert answer["verdict"] == result.verdict
     assert (answer["flips"], answer["control"]) == (result.flips, result.control_flips)
@@ -57,32 +57,59 @@ def test_tiles_show_the_answers_to_object_and_transplant(context):
     assert not answer["worst"][0]["answers"][0][1]["right"]
 
 
-@pytest.mark.slow
-def test_a_repair_has_the_numbers_of_sc_repair_and_gives_a_checkpoint(context, tmp_path):
+def command(*words, out):
+    """Run a command into a folder; returns its manifest."""
+    done = invoke(*words, "--limit", ON["limit"], "--device", "cpu", "--out", out)
+    assert done.exit_code == 0, done.output
+    return json.loads((out / "manifest.json").read_text())
+
+
+def test_evidence_is_that_of_the_command_line(context, tmp_path):
+    given = ("--model", "builtin:critters-biased", "--evidence", "--out", tmp_path)
+    assert invoke("explain", "critters:clean:test#0", *given).exit_code == 0
+    (found,) = json.loads((tmp_path / "findings.json").read_text())
+    answer = explain.evidence(context, explain.OfClass(model="critters-biased", picture="s0"))
+    assert answer["probability"] == pytest.approx(found["evidence"]["probability"], abs=1e-6)
+    assert (answer["order"], answer["answered"], answer["of"]) == ("mosaic", True, 144)
+    for name in ("enough", "needed"):
+        places = [row * 12 + column for row, column in found["evidence"][name]["patches"]]
+        assert answer[name]["patches"] == places
+        assert answer[name]["answer"] == found["evidence"][name]["answer"]
+
+
+def test_an_audit_is_that_of_the_command_line(context, tmp_path):
+    manifest = command("audit", "--model", "builtin:critters-biased", "--data", TEST, out=tmp_path)
+    answer = repair.audit(context, OnData(**ON))
+    assert answer["verdict"] == manifest["verdict"]
+    rows = {row["name"]: row["value"] for row in answer["rows"]}
+    assert rows == pytest.approx(manifest["numbers"])
+
+
+def test_a_repair_is_that_of_the_command_line_and_gives_its_checkpoint(context, tmp_path):
+    words = ("repair", "--model", "builtin:critters-biased", "--data", TRAIN, "--test", TEST)
+    manifest = command(*words, "--remedies", "directions", "--force", out=tmp_path / "out")
     answer = repair.run_repair(context, FORCED)
-    result = sc.repair(
-        sc.load("builtin:critters-biased"), pictures(TRAIN), test=pictures(TEST),
-        remedies=("directions",), force=True,
-    )  # fmt: skip
-    assert answer["taken"] and answer["sentence"] == result.sentence
-    before, after = result.before.numbers(), result.after.numbers()
-    assert {row["name"]: row["value"] for row in answer["rows"]} == pytest.approx(before)
-    assert {row["name"]: row["after"] for row in answer["rows"]} == pytest.approx(after)
+    rows = {name: {row["name"]: row[name] for row in answer["rows"]} for name in ("value", "after")}
+    assert answer["taken"] and answer["sentence"] == manifest["sentence"]
+    assert rows["value"] == pytest.approx(manifest["before"])
+    assert rows["after"] == pytest.approx(manifest["after"])
     packed = repair.export(context, FORCED)
     name, path = context.session.file(packed["file"])
     assert name == "critters-biased-repaired-by-directions.zip"
     zipfile.ZipFile(path).extractall(tmp_path / "repaired")
     images = context.image("s9")
-    loaded, repaired = sc.load(str(tmp_path / "repaired"))(images), result.model(images)
-    assert loaded.flatten().tolist() == pytest.approx(repaired.flatten().tolist(), abs=1e-4)
-    assert loaded.sub(context.model(images)).abs().max() > 0.01
+    of_page, of_command = (
+        sc.load(str(folder))(images)
+        for folder in (tmp_path / "repaired", tmp_path / "out" / "model")
+    )
+    assert of_page.flatten().tolist() == pytest.approx(of_command.flatten().tolist(), abs=1e-4)
+    assert of_page.sub(context.model(images)).abs().max() > 0.01
 
 
-def test_what_was_computed_is_not_computed_again(context, monkeypatch):
-    before = repair.audit(context, OnData(**ON)), repair.run_repair(context, FORCED)
-    monkeypatch.setattr(repair, "audit_background", None)
+def test_a_repair_is_not_computed_again(context, monkeypatch):
+    before = repair.run_repair(context, FORCED)
     monkeypatch.setattr(repair, "repair", None)
-    assert (repair.audit(context, OnData(**ON)), repair.run_repair(context, FORCED)) == before
+    assert repair.run_repair(context, FORCED) == before
 
 
 def test_doing_nothing_is_a_remedy_without_a_checkpoint(context):

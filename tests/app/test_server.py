@@ -190,7 +190,7 @@ def bad_requests(count, seed=0):
         "/", "/static/main.js", "/static/../server.py", "/static/%2e%2e/%2e%2e/pyproject.toml",
         "/static/..%5c..%5cserver.py", "/api/samples/../../etc/passwd", "/api/samples/s99",
         "/api/files/../../etc/passwd", "/api/jobs/x", "/api/run/explain/look",
-        "/api/run/explain/brush", "/api/run/explain/draw", "/api/run/explain/__class__",
+        "/api/run/explain/brush", "/api/run/explain/pair", "/api/run/explain/__class__",
         "/api/run/registry/look", "/api/run/../look", "/api/pictures", "/api/session",
         "/etc/passwd", "//etc/passwd", "/api/run/explain/copy", "/api/run/explain/pair",
         "/api/hello/..", "/api/run/swap/exchange", "/api/run/swap/copy", "/api/run/heads/switch",
@@ -205,7 +205,7 @@ def bad_requests(count, seed=0):
     ]  # fmt: skip
     fields = ["model", "picture", "patches", "method", "target", "blank", "tail", "first", "last"]
     fields += ["methods", "one", "other", "extra", "__proto__", "a", "b", "down", "off", "operator"]
-    fields += ["data", "masks", "limit", "remedy", "out", "trusted", "question", "blind", "run"]
+    fields += ["data", "masks", "limit", "remedy", "out", "question", "blind", "run"]
     for _ in range(count):
         request = {**ON, **{draw.choice(fields): draw.choice(values) for _ in range(3)}}
         body = json.dumps(request).encode()

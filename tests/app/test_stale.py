@@ -32,8 +32,8 @@ def test_enough_and_needed_are_not_drawn_on_another_picture(visit):
     for action in ("explain/evidence", "doubt/compare"):
         held(page, action)
     choose(page, "s2")
-    expect(page.locator(".evidence")).to_be_hidden()
-    expect(page.locator(".map-card")).to_have_count(0)
+    expect(page.locator(".evidence p:visible")).to_have_count(0)
+    expect(page.locator(".map-card:visible")).to_have_count(0)
     expect(stacks.first).to_have_attribute("data-enough", "0")
     expect(stacks.nth(1)).to_have_attribute("data-needed", "0")
 

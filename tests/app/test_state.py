@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from seecause.app.panels import OnPicture, explain, heads, parts, swap
-from seecause.app.panels.explain import Brush, Draw
+from seecause.app.panels.explain import Brush
 from seecause.app.sessions import Recent
 from seecause.app.state import AVERAGED, OPENED, ServerState, open_state
 from seecause.background import ablate
@@ -40,10 +40,10 @@ def test_transformers_of_other_kinds_are_explained_and_swapped(family):
     for one, other in zip(whole, only, strict=False):
         assert one["class"] == other["class"]
         assert one["probability"] == pytest.approx(other["probability"], abs=1e-4)
-    assert len(explain.draw(context, Draw(**on))["values"]) == len(every)
+    assert len(explain.draw(context, Brush(**on), "caap")["values"]) == len(every)
     request = swap.Swap(model="toy", a="s0", b="s0", patches=(0, 1))
     assert swap.exchange(context, request)["patches"] == 2
-    assert heads.switch(context, heads.Off(**on, off=(0,)))["heads"] == 1
+    assert heads.switch(context, heads.HeadsRequest(**on, off=(0,)))["heads"] == 1
     context.state.close()
 
 
@@ -52,11 +52,11 @@ def test_convolutional_networks_are_explained_and_other_panels_say_why_not():
     context = serving(view(native, check=False))
     on = {"model": "toy", "picture": "s0"}
     answer = explain.brush(context, Brush(**on, patches=(0, 1)))
-    assert answer["only"] and explain.draw(context, Draw(**on))["values"]
+    assert answer["only"] and explain.draw(context, Brush(**on), "caap")["values"]
     with pytest.raises(NotDefined, match="no transformer blocks"):
         swap.exchange(context, swap.Swap(model="toy", a="s0", b="s0"))
     with pytest.raises(NotDefined, match="no transformer blocks"):
-        heads.switch(context, heads.Off(**on))
+        heads.switch(context, heads.HeadsRequest(**on))
     context.state.close()
 
 
@@ -129,7 +129,7 @@ def test_averages_take_an_even_part_of_many_samples_and_few_stay_open(tmp_path):
 def test_the_checkpoint_is_named_in_what_is_copied():
     model = view(tiny("timm_mean"), check=False)
     context = serving(model, weights="/home/me/secret/w.pt")
-    texts = explain.copy(context, explain.ExplainState(model="toy", picture="s0"))
+    texts = explain.copy(context, Brush(model="toy", picture="s0"))
     assert "weights='w.pt'" in texts["python"]
     assert "secret" not in str(texts)
     context.state.close()
@@ -153,7 +153,7 @@ def test_serve_reads_pictures_as_it_is_told_and_copies_say_so(monkeypatch, tmp_p
     assert torch.allclose(seen[0, :, 0, 0], torch.tensor([1.5, 3.0, 1.5]), atol=1e-5)
     assert image.shape == (1, 3, 160, 160) and served.facts()["classes"][7] == "kind 7"
     context = context_of(state, "test_vit")
-    texts = explain.copy(context, explain.ExplainState(model="test_vit", picture="s0"))
+    texts = explain.copy(context, Brush(model="test_vit", picture="s0"))
     assert "mean=(0.25, 0.25, 0.25), std=(0.5, 0.25, 0.5), size=160" in texts["python"]
     assert str(tmp_path) not in str(texts)
     state.close()
@@ -168,11 +168,11 @@ def test_classes_that_answer_independently_are_shown_and_copied_so(capsys):
     for answer in shown:
         expected = float(logits[answer["class"]].sigmoid())
         assert answer["probability"] == pytest.approx(expected, abs=1e-5)
-    off = heads.switch(context, heads.Off(model="toy", picture="s0", off=(0,)))
+    off = heads.switch(context, heads.HeadsRequest(model="toy", picture="s0", off=(0,)))
     assert off["background"] is None  # its share is one of a distribution
     for copied in (
         swap.copy(context, swap.Swap(model="toy", a="s0", b="s0", patches=(1,))),
-        heads.copy(context, heads.Off(model="toy", picture="s0", off=(0,))),
+        heads.copy(context, heads.HeadsRequest(model="toy", picture="s0", off=(0,))),
     ):
         exec(copied["python"].splitlines()[-1], {"model": model, "logits": logits})
         assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(

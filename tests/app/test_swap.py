@@ -39,13 +39,6 @@ def test_answers_are_those_of_patched_runs(context, down, across, first, last):
             assert value == pytest.approx(float(expected[place]), abs=1e-5)
 
 
-def test_all_patches_from_the_first_block_on_are_the_other_picture(context):
-    answer = swap.exchange(context, Swap(**ON, patches=tuple(range(144))))
-    whole = context.model(context.image("s0"))[0].softmax(dim=-1)
-    for place, value in shown(answer["b"]).items():
-        assert value == pytest.approx(float(whole[place]), abs=1e-5)
-
-
 def test_what_lands_outside_stays_behind(context):
     answer = swap.exchange(context, Swap(**ON, patches=(0, 143), down=-1))
     assert (answer["of"], answer["places"]) == ([143], [131])

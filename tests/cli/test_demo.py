@@ -9,7 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from seecause import critters
 from seecause.critters.demo import JOBS, audit, explain, pairs_of_scenes, parts, repair, words
-from seecause.report import render_page
+from tests.report.examples import rendered
 
 ARCHITECTURE = {"img_size": 96, "patch_size": 16, "embed_dim": 24, "depth": 2, "num_heads": 3}
 ARCHITECTURE |= {"num_classes": len(critters.CLASSES)}
@@ -28,7 +28,7 @@ def folder(tmp_path):
 
 def test_the_explain_job_shows_each_creature_in_two_scenes(folder):
     shown = explain("cpu", models=[folder], count=2)
-    page = render_page("Demo", shown.sections)
+    page = rendered("Demo", shown.sections)
     assert page.count('<article class="card') == 4
     assert "of 2 predictions of" in page
     both = pairs_of_scenes(2)
@@ -41,7 +41,7 @@ def test_the_explain_job_shows_each_creature_in_two_scenes(folder):
 
 def test_the_audit_job_gives_a_verdict_on_each_model(folder):
     shown = audit("cpu", models=(folder, folder), count=3)
-    page = render_page("Demo", shown.sections)
+    page = rendered("Demo", shown.sections)
     assert page.count('<div class="verdict">') == 2
     assert len(shown.manifests) == 2
 
@@ -49,7 +49,7 @@ def test_the_audit_job_gives_a_verdict_on_each_model(folder):
 def test_the_repair_job_repairs_a_model_and_says_one_sentence(folder):
     assert list(JOBS)[1:3] == ["Audit", "Repair"]
     shown = repair("cpu", model=folder, count=40, tested=8)
-    page = render_page("Demo", shown.sections)
+    page = rendered("Demo", shown.sections)
     assert "before and after" in page and "Which remedy?" in page
     (sentence,) = shown.lines
     assert sentence in page or sentence.replace(">", "&gt;") in page
@@ -57,7 +57,7 @@ def test_the_repair_job_repairs_a_model_and_says_one_sentence(folder):
 
 def test_the_parts_and_words_jobs_show_the_embedded_networks():
     shown = parts("cpu", count=2)
-    page = render_page("Demo", shown.sections)
+    page = rendered("Demo", shown.sections)
     assert page.count('<article class="card') == 2 and shown.manifests[0]["method"] == "iFAM"
     sections = words("cpu", masks=16, count=4, floor=None).sections
     assert len(sections) == 3 and "calibration images" in sections[0].note

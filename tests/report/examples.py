@@ -1,9 +1,13 @@
 """Explanations that need no model, for tests of what is shown."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import torch
 
 from seecause.attribution.attribute import Answer, Explanation
 from seecause.attribution.result import Attribution
+from seecause.report import write_page
 
 MANIFEST = {
     "method": "caap",
@@ -41,3 +45,9 @@ def explanation(
         for method in methods
     }
     return Explanation(names, answers, runs)
+
+
+def rendered(title: str, sections: list) -> str:
+    """A page as text."""
+    with TemporaryDirectory() as folder:
+        return write_page(Path(folder) / "page.html", title, sections).read_text()

@@ -9,6 +9,7 @@ import seecause as sc
 from seecause.background import HeadScores
 from seecause.background.heads import Curve, Outcome
 from seecause.background.repair import Candidate
+from seecause.metrics.statistics import group_accuracy
 from seecause.report import background as pages
 from tests.tiny import tiny
 
@@ -23,6 +24,13 @@ def test_curves_have_the_chosen_heads_and_the_band_of_random_ones():
     assert section.body.count("<figure") == 2 and "accuracy" in section.body
     assert "chosen by cigma" in section.body and "as many random heads" in section.body
     assert "worst group" in section.body and "NLL" not in section.body
+
+
+def test_groups_have_names_where_they_are_known():
+    groups = group_accuracy(torch.tensor([True, False]), [(0, 1), (2, 0)])
+    audit, model = SimpleNamespace(groups=groups), SimpleNamespace(classes=("ant", "bee"))
+    (section,) = pages.groups_section(model, audit, ("dunes", "lagoon"))
+    assert "ant on lagoon" in section.body and "2 on dunes" in section.body
 
 
 def test_every_column_of_scores_has_its_own_numbers():

@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 import torch
 from markupsafe import Markup
 
-from seecause.report import Section, head_grid, protocol_section, render_page, table
+from seecause.report import Section, head_grid, protocol_section, table
 from seecause.report.explain import explain_section, prediction_text
-from tests.report.examples import MANIFEST, explanation
+from tests.report.examples import MANIFEST, explanation, rendered
 
 
 class Outline(HTMLParser):
@@ -41,7 +41,7 @@ def outline(html: str) -> Outline:
 
 
 def test_the_page_refers_to_nothing_outside():
-    page = render_page(
+    page = rendered(
         "Title",
         [explain_section(explanation(methods=("caap", "sobel"))), protocol_section([MANIFEST])],
     )
@@ -80,8 +80,8 @@ def test_a_page_of_chapters_has_only_these_in_its_navigation():
         Section("Second?", Markup("")),
         Section("Third?", Markup(""), chapter="Two"),
     ]
-    assert links(render_page("Demo", sections)) == ["One", "Two"]
-    assert links(render_page("Demo", sections[1:2])) == ["Second?"]
+    assert links(rendered("Demo", sections)) == ["One", "Two"]
+    assert links(rendered("Demo", sections[1:2])) == ["Second?"]
 
 
 def links(page: str) -> list[str]:
@@ -89,8 +89,8 @@ def links(page: str) -> list[str]:
 
 
 def test_controls_of_maps_are_there_only_with_maps():
-    assert 'id="opacity"' in render_page("Maps", [explain_section(explanation())])
-    plain = render_page("Tables", [Section("Which heads?", Markup("<p>table</p>"))])
+    assert 'id="opacity"' in rendered("Maps", [explain_section(explanation())])
+    plain = rendered("Tables", [Section("Which heads?", Markup("<p>table</p>"))])
     assert 'id="opacity"' not in plain and "<script>" not in plain
 
 

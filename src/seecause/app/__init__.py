@@ -37,8 +37,8 @@ How a panel is added (`panels/explain.py` and `static/panel-explain.js` are the 
    `mount` builds the panel once and returns `{update(state, changed)}`, which is called with every
    new state, also when a link is opened. `tools` has `set(changes)`, `go(panel)`,
    `ask(action, request, {slot})`, `hello`, and the parts that panels share (parts.js): images
-   with a grid of patches, predictions as bars, the image tray, the bar of a job with its cancel
-   button, copy buttons.
+   with a grid of patches, predictions as bars, the image tray, the progress of jobs, copy buttons.
+   What comes late has its place kept (`waiting` in app.css), so that nothing moves under a pointer.
 
 4. Tests: `tests/app/test_NAME.py` calls the functions; `tests/app/test_browser.py` has one test of
    the panel's main action, on numbers.

@@ -19,9 +19,9 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 from fastapi import FastAPI, Request
@@ -29,7 +29,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from seecause import __version__
 from seecause.app.given import ZIP_BYTES, add_zip
 from seecause.app.jobs import Job, Progress, Refused, Reply
 from seecause.app.middleware import AccessMiddleware
@@ -81,9 +80,7 @@ def _add_pages(app: FastAPI, state: ServerState, sessions: Sessions) -> None:
     folders: list[Any] = [("seecause.app", "static"), ("seecause.report", "templates")]
     app.mount("/static", StaticFiles(packages=folders))
     hello = {
-        "version": __version__,
         "panels": [panel.facts() for panel in panels().values()],
-        "runs": list(state.runs),
         "upload_bytes": UPLOAD_BYTES,
         "share": state.share,
         "enough": ENOUGH,
@@ -216,10 +213,8 @@ def _submit(state: ServerState, own: Session, action: Action, request: Any, slot
     queue = state.queue if served is None else served.queue
 
     def work(progress: Progress) -> Reply:
-        if served is None:
-            return action(ActionContext(state, own, None, progress), request)
-        with served.borrow() as view:
-            return action(ActionContext(state, own, served, progress, view), request)
+        with nullcontext() if served is None else served.borrow() as view:
+            return action(ActionContext(state, own, cast(Any, served), progress, view), request)
 
     job = queue.submit(Job(own.id, work, slot=slot))
     own.add_job(job, queue)

@@ -151,9 +151,8 @@ class Session:
         """Cancel its jobs and drop its images and files."""
         for job, queue in self.jobs.values():
             queue.cancel(job)
-        self.sessions.pictures.discard(self.id)
-        self.sessions.files.discard(self.id)
-        self.sessions.folders.discard(self.id)
+        for stored in (self.sessions.pictures, self.sessions.files, self.sessions.folders):
+            stored.discard(self.id)
 
     def add_job(self, job: Job, queue: Queue) -> None:
         finished = [id for id, (older, _) in self.jobs.items() if older.future.done()]

@@ -113,24 +113,16 @@ class ServedModel:
             with self.lock:
                 self.spare.append(view)
 
-    def prepare(self, picture: Image.Image) -> Tensor | None:
-        return None if self.kind == "lvlm" else self.view.prepare(picture)
-
     def facts(self) -> dict[str, Any]:
         """The description of the model for the app."""
-        base = {"key": self.key, "kind": self.kind}
-        view = self.view
-        if self.kind == "lvlm":
-            heads = [block.heads for block in view.blocks]
-            return base | {"layers": view.n_layers, "heads": heads}
-        grid = view.layout.grid
-        classes = [view.class_name(index) for index in range(view.n_classes)]
-        base |= {"grid": list(grid), "classes": classes}
-        costs = {each.name: each.forwards for each in methods(view.architecture).values()}
-        base |= {"methods": costs}
-        if isinstance(view, VisionModel):
-            base |= {"layers": view.n_layers, "heads": [block.heads for block in view.blocks]}
-        return base
+        view, facts = self.view, {"key": self.key, "kind": self.kind}
+        if self.kind == "lvlm" or isinstance(view, VisionModel):
+            facts |= {"layers": view.n_layers, "heads": [block.heads for block in view.blocks]}
+        if self.kind != "lvlm":
+            costs = {each.name: each.forwards for each in methods(view.architecture).values()}
+            classes = [view.class_name(index) for index in range(view.n_classes)]
+            facts |= {"grid": list(view.layout.grid), "classes": classes, "methods": costs}
+        return facts
 
 
 def own_view(view: T) -> T:
@@ -218,9 +210,8 @@ class ServerState:
         return self._picture("u" + digest(content, length=16), name, picture, own=True)
 
     def _picture(self, id: str, name: str, picture: Image.Image, *, own: bool) -> OpenedPicture:
-        named = [*self.models.items()]
-        prepared = {key: model.prepare(picture) for key, model in named if model.frame == key}
-        inputs = {key: value for key, value in prepared.items() if value is not None}
+        named = [(key, m) for key, m in [*self.models.items()] if m.kind != "lvlm"]
+        inputs = {key: m.view.prepare(picture) for key, m in named if m.frame == key}
         shown = picture.copy()
         shown.thumbnail((SHOWN_SIDE, SHOWN_SIDE), Image.Resampling.LANCZOS)
         return OpenedPicture(id, name, shown, inputs, own=own)
@@ -257,20 +248,9 @@ class ActionContext:
 
     state: ServerState
     session: Session
-    named: ServedModel | None
+    served: ServedModel  # undefined in a request that names no model
     progress: Progress
-    view: Any = None  # the borrowed view; None: the model's first view
-
-    def __post_init__(self):
-        if self.view is None and self.named is not None:
-            self.view = self.named.view
-
-    @property
-    def served(self) -> ServedModel:
-        """The model that the request names."""
-        if self.named is None:
-            raise BadOption("model", None, f"one of {', '.join(self.state.models)}")
-        return self.named
+    view: Any  # the borrowed view of the model
 
     @property
     def model(self) -> ImageModel:
@@ -323,11 +303,6 @@ class ActionContext:
                 yield self.state.sample(id)
             except BadImage:  # it was named when it was left out
                 continue
-
-    def averaged_images(self) -> Tensor:
-        """The samples of an average as inputs of the model, [n, 3, H, W]."""
-        key = self.served.frame
-        return torch.cat([picture.inputs[key] for picture in self.averaged_pictures()])
 
     def image(self, id: str) -> Tensor:
         """The image as input of the model, [1, 3, H, W]."""

@@ -187,7 +187,7 @@ def audit(
         },
         f"Does {Path(opened.name).name} predict from the"
         f" {'change between the versions' if result.paired else 'background'}?",
-        audit_sections(answering, result, limits=missed),
+        audit_sections(answering, result, limits=missed, places=getattr(images, "places", ())),
         [*audit_lines(result), *missed],
         lead=lead_of(opened, result.data),
         tables={"audit.csv": rows_csv(audit_rows(result, answering.classes))},

@@ -531,6 +531,7 @@ class CrittersData:
     split: str
     length: int
     capabilities: ClassVar = frozenset({"masks", "counterfactuals"})
+    places: ClassVar = BACKGROUNDS
 
     @property
     def name(self) -> str:

@@ -100,36 +100,29 @@ def write_page(
         lead: The sentence under the title.
         beside: Whether it may load images and data from files beside it.
     """
-    with atomic_file(path) as file:
-        for piece in _generate(title, sections, lead, beside):
-            file.write(piece.encode(errors="replace"))  # a file's name may be no text
-    return path
-
-
-def render_page(title: str, sections: Sequence[Section], *, lead: str = "") -> str:
-    """A page as text."""
-    return "".join(_generate(title, sections, lead))
-
-
-def _generate(
-    title: str, sections: Sequence[Section], lead: str, beside: bool = False
-) -> Iterator[str]:
     chapters = [(section.chapter, section) for section in sections if section.chapter]
     interactive = any(section.has_script for section in sections)
     tables = {name: _base64(colours(name).tobytes()) for name in ("RdBu_r", "inferno")}
     values = {"colours": tables, "skipped": SKIPPED, "together": TOGETHER}
     script = _environment().get_template("page.js").render(values) if interactive else ""
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    page = _environment().get_template("page.html.j2")
-    return page.generate(
-        title=title,
-        lead=lead,
-        sections=sections,
-        contents=chapters or [(section.title, section) for section in sections],
-        script=Markup(script),
-        script_policy=f"'sha256-{allowed}'" if script else "'none'",
-        beside=beside,
+    pieces = (
+        _environment()
+        .get_template("page.html.j2")
+        .generate(
+            title=title,
+            lead=lead,
+            sections=sections,
+            contents=chapters or [(section.title, section) for section in sections],
+            script=Markup(script),
+            script_policy=f"'sha256-{allowed}'" if script else "'none'",
+            beside=beside,
+        )
     )
+    with atomic_file(path) as file:
+        for piece in pieces:
+            file.write(piece.encode(errors="replace"))  # a file's name may be no text
+    return path
 
 
 def _base64(content: bytes) -> str:

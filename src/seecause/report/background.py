@@ -89,6 +89,11 @@ def meaning(name: str) -> str:
     return TERMS.get(name, TERMS.get(name.partition(", ")[0], ""))
 
 
+def _named(name: str, words: str = "") -> Markup:
+    """A name with its explanation in small letters below."""
+    return Markup("{}<small>{}</small>").format(name, words or meaning(name))
+
+
 # Audits.
 
 
@@ -101,19 +106,23 @@ def audit_lines(audit: BackgroundAudit) -> list[str]:
 
 
 def audit_sections(
-    model: ImageModel, audit: BackgroundAudit, *, limits: Sequence[str] = ()
+    model: ImageModel,
+    audit: BackgroundAudit,
+    *,
+    limits: Sequence[str] = (),
+    places: Sequence[str] = (),
 ) -> list[Section]:
     """Verdict, the worst images, numbers, groups and protocol. `limits` are sentences about limits
-    that are not met."""
+    that are not met, `places` the names of backgrounds in groups."""
     notes = () if audit.masks is None else audit.masks.notes
     verdict = verdict_box([*audit_lines(audit), *limits]) + warnings(notes)
-    rows = [(name, number(value), meaning(name)) for name, value in audit.numbers().items()]
+    rows = [(_named(name), number(value)) for name, value in audit.numbers().items()]
     return [
         Section("Verdict", verdict),
         worst_section([model], [audit], [""]),
         *cuts_section(model, audit.data),
         Section("Numbers", table(rows)),
-        *groups_section(audit),
+        *groups_section(model, audit, places),
         *skipped_section(audit.data.skipped),
         protocol_section([audit.protocol]),
     ]
@@ -194,18 +203,26 @@ def shot_answers(
     return answers
 
 
-def groups_section(audit: BackgroundAudit) -> list[Section]:
+def groups_section(
+    model: ImageModel, audit: BackgroundAudit, places: Sequence[str] = ()
+) -> list[Section]:
     """Correct predictions by group. None without groups."""
     groups = audit.groups
     if groups is None:
         return []
     columns = groups.right.tolist(), groups.total.tolist(), groups.intervals().tolist()
+    objects, backgrounds = dict(enumerate(model.classes)), dict(enumerate(places))
     rows = [
-        (str(group), f"{right} of {total}", fixed(right / total, 2), f"{low:.2f} to {high:.2f}")
+        (
+            f"{objects.get(group[0], group[0])} on {backgrounds.get(group[1], group[1])}",
+            f"{right} of {total}",
+            fixed(right / total, 2),
+            f"{low:.2f} to {high:.2f}",
+        )
         for group, right, total, (low, high) in zip(groups.groups, *columns, strict=True)
     ]
     rows.sort(key=lambda row: row[2])
-    head = ("group (object, background)", "correct", "accuracy", "95 % interval")
+    head = ("object on background", "correct", "accuracy", "95 % interval")
     note = f"The worst of {len(rows)} groups." if len(rows) > GROUPS else ""
     return [Section("Accuracy by group", table(rows[:GROUPS], head=head), note)]
 
@@ -264,8 +281,7 @@ def remedies_section(result: Repair) -> Section:
     known = [n for n in names if any(n in each.test for each in result.candidates.values())]
     rows = [
         (
-            candidate.name,
-            candidate.failed or candidate.done,
+            _named(candidate.name, candidate.failed or candidate.done),
             fixed(candidate.validation.get(result.chosen_by, math.nan)),
             *(fixed(candidate.test.get(name, math.nan)) for name in known),
             part("loss", candidate.test, result.record.get("max loss")),
@@ -273,7 +289,7 @@ def remedies_section(result: Repair) -> Section:
         )
         for candidate in result.candidates.values()
     ]
-    head = ("remedy", "what was done", f"{result.chosen_by}, choosing", *known, "loss", "seconds")
+    head = ("remedy", f"{result.chosen_by}, choosing", *known, "loss", "seconds")
     note = f"The shaded one was taken, by {result.chosen_by} on images that are not reported."
     if result.remedy == "nothing":
         note = "None was taken: the first sentence of this page says why."
@@ -328,8 +344,8 @@ def change_table(
     for name, first in before.items():
         if name in after and name != "compared images":
             change = fixed(after[name] - first, sign="+")
-            rows.append((name, fixed(first), fixed(after[name]), change, meaning(name)))
-    return table(rows, head=(title, "before", "after", "change", "what it is"))
+            rows.append((_named(name), fixed(first), fixed(after[name]), change))
+    return table(rows, head=(title, "before", "after", "change"))
 
 
 def heads_protocol(model: ImageModel, scores: HeadScores) -> Section:
@@ -449,8 +465,7 @@ def _part_card(examples: PartExamples, raw: Tensor, index: int) -> Card:
     def answers(logits: Tensor) -> list[tuple[str, list[Answer]]]:
         values, best = logits[index].double().softmax(dim=0).topk(min(2, logits.shape[1]))
         names = [classes[label] if classes else f"class {label}" for label in best.tolist()]
-        pairs = enumerate(zip(names, values.tolist(), strict=True))
-        return [("", [Answer(name, value, place == 0) for place, (name, value) in pairs])]
+        return [("", list(map(Answer, names, values.tolist(), (True, False))))]
 
     seen = data_uri(display_image(seen_pixels(raw, mask)), photo=True)
     shots = [

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from markupsafe import Markup
 from torch import Tensor
 
@@ -124,24 +125,30 @@ def cost_section(results: Results) -> Section:
 
 
 def gallery_section(results: Results, reference: str, *, shown: int = SHOWN) -> Section:
-    """The images on which the reference does best and worst, with the maps of all methods. Images
-    are read again; where they are gone, the section says so."""
+    """The images on which the reference is furthest ahead of the best other method, and furthest
+    behind it, with all maps. Images are read again; where they are gone, the section says so."""
     plan, title = results.plan, "Which images show most?"
     metrics = plan.request.metrics
     metric = "ins-del" if "ins-del" in metrics else metrics[0]
-    scores = results.values[reference][metric]
-    known = scores.isfinite().nonzero()[:, 0]
-    better = plan.columns[metric]["better"]
-    order = scores[known].argsort(descending=better == "higher", stable=True)
-    ranked, body = known[order].tolist(), Markup("")
-    picked = {"best": ranked[:shown], "worst": ranked[::-1][:shown]}
+    sign = 1 if plan.columns[metric]["better"] == "higher" else -1
+    scores = {method: sign * results.values[method][metric] for method in results.rows}
+    own = scores.pop(reference)
+    rival = torch.stack([*scores.values()]).amax(dim=0) if scores else torch.zeros_like(own)
+    ahead, body = own - rival, Markup("")
+    known = ahead.isfinite().nonzero()[:, 0]
+    ranked = known[ahead[known].argsort(descending=True, stable=True)].tolist()
+    picked = {
+        "ahead of": [index for index in ranked[:shown] if ahead[index] > 0],
+        "behind": [index for index in ranked[::-1][:shown] if ahead[index] < 0],
+    }
     try:
         data = open_data(plan.request.data, limit=plan.request.limit)
         maps = {method: results.details(method, "map") for method in results.rows}
         for kind, indices in picked.items():
-            head = Markup('<h3 class="gallery-head">{} does {}</h3>').format(reference, kind)
+            head = '<h3 class="gallery-head">{} is furthest {} the other methods</h3>'
             cards = [_card(index, data[index], results, maps, metric) for index in indices]
-            body += head + cards_html(cards)
+            if cards:
+                body += Markup(head).format(reference, kind) + cards_html(cards)
     except (BadImage, DataMissing, UnknownName) as gone:
         return Section(title, Markup("<p>The images cannot be read any more: {}</p>").format(gone))
     note = f"By {metric}, the number beside each method."

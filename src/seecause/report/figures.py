@@ -341,7 +341,8 @@ def chart(
                 axes.fill_between(line.x, *band, color=colour, alpha=0.15, linewidth=0)
         low, high = axes.get_ylim()
         if kind != "heat":
-            axes.set_ylim(low if low < -0.02 else 0.0, high if high > 0.06 else 1.0)
+            high, least = high if high > 0.06 else 1.0, -0.04 if kind == "lines" else 0.0
+            axes.set_ylim(low if low < -0.02 else least * high, high)  # no line is on the axis
         if any(isinstance(place, str) for line in lines.values() for place in line.x):
             axes.tick_params(axis="x", rotation=60)
         if 1 < len(lines) <= MANY and kind != "heat":

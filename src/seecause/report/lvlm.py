@@ -113,13 +113,12 @@ def curves_section(trace: AnswerTrace) -> Section:
             for name, curve in trace.curves.items()
         }
         drawn.append(chart(lines, title=title, x=x, y="share of the effect"))
-    head = ("ranking", "heads that are enough", "heads that are needed")
+    head = ("ranking", "heads on until 80 % is back", "heads off until 20 % is left")
     counts = trace.counts().items()
     rows = [(RANKINGS[name], f"{enough:g}", f"{needed:g}") for name, (enough, needed) in counts]
     note = (
         "Heads are switched on (left) or off (right), the best first: a good ranking rises early"
-        " and falls early. The table has the first count that brings more than 80 % of the effect,"
-        " and the first that leaves less than 20 %."
+        " and falls early."
     )
     return Section("Does the ranking hold?", charts(drawn) + table(rows, head=head), note)
 

@@ -43,22 +43,14 @@ from seecause.report.figures import data_uri
 LENGTH = 24  # tokens of an answer
 SHOWN = 5  # words whose probabilities are compared
 TOP = 8  # heads that are listed
-QuestionText = Annotated[str, Field(min_length=1, max_length=300)]
 
 
 class Asked(OnPicture):
-    question: QuestionText
+    """`position`: which token of the answer, from 0 on; `blind`: heads that attend to the average
+    image, as layer * heads + head."""
 
-
-class Word(Asked):
-    """`position`: which token of the answer, from 0 on."""
-
+    question: Annotated[str, Field(min_length=1, max_length=300)]
     position: Annotated[int, Field(ge=0, lt=LENGTH)] = 0
-
-
-class Blind(Word):
-    """`blind`: heads that attend to the average image, as layer * heads + head."""
-
     blind: Annotated[tuple[Index, ...], Field(max_length=16_384)] = ()
 
 
@@ -93,7 +85,7 @@ def answer(context: ActionContext, request: Asked) -> Reply:
     }
 
 
-def behind(context: ActionContext, request: Word) -> Reply:
+def behind(context: ActionContext, request: Asked) -> Reply:
     """Heads and image tokens behind one word: mean derivatives over 64 masks."""
     ids = _answer_ids(context, request)
     _check_position(request, ids)
@@ -120,7 +112,7 @@ def behind(context: ActionContext, request: Word) -> Reply:
     }
 
 
-def hear(context: ActionContext, request: Blind) -> Reply:
+def hear(context: ActionContext, request: Asked) -> Reply:
     """The answer with some heads ablated, and the likeliest words at the chosen position, before
     and after the ablation, given the same earlier words."""
     ids, heads = _answer_ids(context, request), _heads(context, request.blind)
@@ -170,7 +162,7 @@ def _answer_ids(context: ActionContext, request: Asked, **options: Any) -> list[
     return ids
 
 
-def _check_position(request: Word, ids: list[int]) -> None:
+def _check_position(request: Asked, ids: list[int]) -> None:
     if request.position >= len(ids):
         expected = f"an index below {len(ids)}, the number of tokens of the answer"
         raise BadOption("position", request.position, expected)
@@ -218,7 +210,7 @@ def _weighed(context: ActionContext, chances: Tensor, whole: Tensor) -> list[dic
     )
 
 
-def copy(context: ActionContext, request: Blind) -> Reply:
+def copy(context: ActionContext, request: Asked) -> Reply:
     """Python code that computes these results without the app."""
     heads = _heads(context, request.blind)
     return as_script("ask", context, request, heads=heads, side=SHOWN_SIDE, length=LENGTH)

@@ -21,7 +21,7 @@ from seecause.app.panels import (
     kept,
     photo,
 )
-from seecause.app.panels.explain import Draw, draw
+from seecause.app.panels.explain import draw
 from seecause.app.state import ActionContext
 from seecause.engine.chunks import plain_logits
 from seecause.errors import BadOption, NotDefined
@@ -59,7 +59,7 @@ def _compared(context: ActionContext, request: Compare) -> Reply:
     for method in request.methods or USUAL:
         context.progress(len(maps) / (MOST + 1), f"map {len(maps) + 1} of {MOST}: {method}")
         try:
-            drawn = draw(context, Draw(**request.model_dump(exclude={"methods"}), method=method))
+            drawn = draw(context, request, method)
         except (NotDefined, RuntimeError):  # torch raises the latter where no gradient passes
             if request.methods:
                 raise

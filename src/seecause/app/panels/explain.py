@@ -17,7 +17,7 @@ from seecause.app.jobs import Reply
 from seecause.app.panels import (
     SHOWN,
     Index,
-    Name,
+    Names,
     OnPicture,
     Panel,
     Patches,
@@ -47,12 +47,11 @@ class OfClass(OnPicture):
     target: Index | None = None
 
 
-class Draw(Patching):
-    method: Name = "caap"
-
-
 class Brush(Patching):
+    """`methods`: the maps that are shown, for `copy`."""
+
     patches: Patches = ()
+    methods: Names = ("caap",)
 
 
 class Regions(Patching):
@@ -60,13 +59,6 @@ class Regions(Patching):
 
     one: Patches = ()
     other: Patches = ()
-
-
-class ExplainState(Patching):
-    """Everything that the panel shows, for `copy`."""
-
-    methods: tuple[Name, ...] = ("caap",)
-    patches: Patches = ()
 
 
 @torch.no_grad()
@@ -86,12 +78,12 @@ def look(context: ActionContext, request: OnPicture) -> Reply:
     }
 
 
-def draw(context: ActionContext, request: Draw) -> Reply:
+def draw(context: ActionContext, request: Patching, method: str) -> Reply:
     """One map, with values of every patch for the most probable classes where the method gives
     them."""
     model = context.model
-    entry = find(request.method, model.architecture)
-    options = method_options(context, request)
+    entry = find(method, model.architecture)
+    options = method_options(context, request, method)
     plain_logits = context.logits(request.picture)
     top = plain_logits.topk(min(SHOWN, plain_logits.numel())).indices.tolist()
     classes = {"classes": top} if "classes" in entry.options else {}
@@ -101,7 +93,7 @@ def draw(context: ActionContext, request: Draw) -> Reply:
         model,
         context.image(request.picture),
         target=target,
-        method=request.method,
+        method=method,
         **options,
         **classes,
     )
@@ -109,7 +101,7 @@ def draw(context: ActionContext, request: Draw) -> Reply:
     every = None if drawn.class_maps is None else drawn.class_maps[0].flatten(0, 1).T  # [C', N]
     return {
         **heat(drawn.maps[0], signed=drawn.signed),
-        "method": request.method,
+        "method": method,
         "summary": entry.summary,
         "label": drawn.labels[0] if drawn.labels else "",
         "seconds": round(taken, 3),
@@ -176,27 +168,25 @@ def evidence(context: ActionContext, request: OfClass) -> Reply:
     }
 
 
-def copy(context: ActionContext, request: ExplainState) -> Reply:
+def copy(context: ActionContext, request: Brush) -> Reply:
     """Python code that computes these results without the app."""
     model, target = context.model, checked_target(context.model, request.target)
-    fields = request.model_dump(include=set(Patching.model_fields))
-    methods = {m: method_options(context, Draw(**fields, method=m)) for m in request.methods}
+    methods = {method: method_options(context, request, method) for method in request.methods}
     brushed = int(context.logits(request.picture).argmax()) if target is None else target
     brush: dict[str, Any] = {"target": class_word(model, brushed), "blank": request.blank}
     if isinstance(model, VisionModel):
-        caap = method_options(context, Draw(**fields, method="caap"))
-        brush |= {**caap, "propagate_registers": True}
+        brush |= {**method_options(context, request, "caap"), "propagate_registers": True}
     target = class_word(model, target)
     return as_script("explain", context, request, methods=methods, target=target, brush=brush)
 
 
-def method_options(context: ActionContext, request: Draw) -> dict[str, Any]:
+def method_options(context: ActionContext, request: Patching, method: str) -> dict[str, Any]:
     """The settings of the panel that a method has as options."""
-    known = find(request.method, context.model.architecture).options
+    known = find(method, context.model.architecture).options
     options: dict[str, Any] = {"blank": request.blank} if "blank" in known else {}
     if not isinstance(context.model, VisionModel):
         return options
-    if request.method == "caap":
+    if method == "caap":
         plan = sweep_plan(context, request)
         last = None if plan.tail == "source" else plan.stop
         options |= {"tail": plan.tail, "layers": (plan.start, last)}
@@ -251,6 +241,6 @@ def _patch_set(chosen: PatchSet) -> dict[str, Any]:
 PANEL = Panel(
     "explain",
     "Explain",
-    "Which patches caused the answer?",
-    actions=(look, draw, brush, pair, evidence, copy),
+    "Which patches caused the prediction?",
+    actions=(look, brush, pair, evidence, copy),
 )

@@ -42,24 +42,17 @@ RESPONSES = {"answer": "logit", "background": "big", "object": "fig"}
 NO_OBJECT = "patches of the object: this image comes without a mask, so brush it"
 
 
-class OnHeads(OnPicture):
-    """`brushed`: patches of the object, if the data has no mask."""
+class HeadsRequest(OnPicture):
+    """`brushed`: patches of the object, if the data has no mask; `off`: heads that are off, layer x
+    (heads of the widest block) + head."""
 
     target: Index | None = None
     brushed: Patches = ()
-
-
-class ScoreHeads(OnHeads):
     by: By = "answer"
-
-
-class Off(OnHeads):
-    """Heads that are off, layer x (heads of the widest block) + head."""
-
     off: Patches = ()
 
 
-def score(context: ActionContext, request: ScoreHeads) -> Reply:
+def score(context: ActionContext, request: HeadsRequest) -> Reply:
     """How much the prediction, or its dependence on background or object, falls without each
     head."""
     model, image = context.transformer, context.image(request.picture)
@@ -84,7 +77,7 @@ def score(context: ActionContext, request: ScoreHeads) -> Reply:
 
 
 @torch.no_grad()
-def switch(context: ActionContext, request: Off) -> Reply:
+def switch(context: ActionContext, request: HeadsRequest) -> Reply:
     """Predictions, and the background's share of them, with all heads and without those that are
     off."""
     model, image = context.transformer, context.image(request.picture)
@@ -104,7 +97,7 @@ def switch(context: ActionContext, request: Off) -> Reply:
     }
 
 
-def maps(context: ActionContext, request: Off) -> Reply:
+def maps(context: ActionContext, request: HeadsRequest) -> Reply:
     """CAAP with all heads and with those that are off at zero; both on one scale."""
     model, image = context.transformer, context.image(request.picture)
     target = checked_target(model, request.target)
@@ -123,7 +116,7 @@ def maps(context: ActionContext, request: Off) -> Reply:
     }
 
 
-def export(context: ActionContext, request: Off) -> Reply:
+def export(context: ActionContext, request: HeadsRequest) -> Reply:
     """A checkpoint without the heads, as a zip file: the same shape, these heads zeroed."""
     model, heads = context.transformer, checked_off(context, request.off)
     if not heads:
@@ -133,7 +126,7 @@ def export(context: ActionContext, request: Off) -> Reply:
     return offered(context, name, lambda folder: export_heads(model, heads, folder, note=note))
 
 
-def copy(context: ActionContext, request: Off) -> Reply:
+def copy(context: ActionContext, request: HeadsRequest) -> Reply:
     """Python code that computes these results without the app."""
     model, heads = context.transformer, checked_off(context, request.off)
     target = class_word(model, checked_target(model, request.target))
@@ -151,7 +144,7 @@ def checked_off(context: ActionContext, off: tuple[int, ...]) -> list[Head]:
     return heads
 
 
-def object_mask(context: ActionContext, request: OnHeads) -> Tensor | None:
+def object_mask(context: ActionContext, request: HeadsRequest) -> Tensor | None:
     """The object [1, H, W] (bool): brushed, or known to the data."""
     model = context.transformer
     if request.brushed:
@@ -159,17 +152,15 @@ def object_mask(context: ActionContext, request: OnHeads) -> Tensor | None:
     return context.mask(request.picture)
 
 
-def _share(context: ActionContext, request: Off) -> dict[str, float | None] | None:
-    """How far the prediction moves without its background and without its object. None where the
-    object is not known, or classes do not exclude each other."""
+def _share(context: ActionContext, request: HeadsRequest) -> dict[str, float | None] | None:
+    """How far the prediction moves without its background, of how far it moves without background
+    or object. None where the object is not known, or classes do not exclude each other."""
     mask = object_mask(context, request)
     if mask is None or context.model.sigmoid:
         return None
     data = LabelledImages(context.image(request.picture), masks=mask)
     gains = information_gains(context.model, data)
-    share = None if bool(gains.degenerate[0]) else round(float(gains.bir[0]), 4)
-    fig, big = float(gains.fig[0]), float(gains.big[0])
-    return {"share": share, "object": round(fig, 4), "background": round(big, 4)}
+    return {"share": None if bool(gains.degenerate[0]) else round(float(gains.bir[0]), 4)}
 
 
 PANEL = Panel(

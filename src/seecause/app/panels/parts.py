@@ -1,9 +1,7 @@
-"""Parts: predictions of a classifier that reads its parts only (iFAM) without some of them, and
-with unusual tokens rejected.
+"""Parts: predictions of a classifier that reads its parts only (iFAM) without some of them.
 
 A part that is removed from the mask becomes background, and background is not read: no hidden pixel
-can change the prediction. A token is unusual if it is further from its part's
-prototype than the chosen fraction of that part's tokens in the sample images.
+can change the prediction.
 """
 
 from __future__ import annotations
@@ -22,24 +20,19 @@ from seecause.app.jobs import Reply
 from seecause.app.panels import Index, OnPicture, Panel, answers, as_script
 from seecause.app.state import ActionContext
 from seecause.data.dataset import to_pil
-from seecause.errors import BadOption
 from seecause.faithful.evaluation import part_image
-from seecause.faithful.interventions import calibrate, evaluating, intervene, network
+from seecause.faithful.interventions import evaluating, intervene, network
 from seecause.faithful.net import IFAM, IFAMOutput
 from seecause.models.base import ImageModel
 from seecause.models.block import wide
 from seecause.report.background import css_colours, note_of, seen_pixels
 from seecause.report.figures import data_uri
 
-TRUSTED = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)  # fractions that the slider can be set to
-
 
 class Masked(OnPicture):
-    """`out`: parts that are taken out; `trusted`: the fraction of a part's tokens that pass, None
-    for all."""
+    """`out`: parts that are taken out."""
 
     out: Annotated[tuple[Index, ...], Field(max_length=256)] = ()
-    trusted: Annotated[float, Field(gt=0, le=1)] | None = None
 
 
 @torch.no_grad()
@@ -48,10 +41,8 @@ def look(context: ActionContext, request: Masked) -> Reply:
     parts."""
     model, image = context.model, context.image(request.picture)
     with own_network(context) as net:
-        if request.trusted is not None and request.trusted not in TRUSTED:
-            raise BadOption("trusted", request.trusted, f"one of {TRUSTED}")
         whole = net(image)
-        with intervene(net, drop_parts=request.out, quantile=request.trusted):
+        with intervene(net, drop_parts=request.out):
             changed = net(image)
     raw = wide(model.preprocess.raw(image))[0].clamp(0, 1).cpu()
     winner = whole.maps[0].argmax(dim=0).cpu()  # [gh, gw]; the background is the last
@@ -66,7 +57,6 @@ def look(context: ActionContext, request: Masked) -> Reply:
         "before": answers(model, whole.logits[0], whole.logits[0]),
         "after": answers(model, changed.logits[0], whole.logits[0]),
         "empty": bool(changed.empty[0]),
-        "fractions": list(TRUSTED),
         "note": note_of(net),
     }
 
@@ -82,8 +72,7 @@ def own_network(context: ActionContext) -> Iterator[IFAM]:
         if "parts network" not in served.memo:
             shared = network(context.model)
             weights = {id(weight): weight for weight in shared.parameters()}
-            served.memo["parts network"] = net = deepcopy(shared, weights)
-            calibrate(net, context.averaged_images(), TRUSTED)
+            served.memo["parts network"] = deepcopy(shared, weights)
         with evaluating(served.memo["parts network"]):
             yield served.memo["parts network"]
 

@@ -2,8 +2,7 @@
 
 Objects are put on backgrounds of other images (`sc.audit`); predictions that change are counted,
 beside those that cutting alone changes. A remedy learns from such images (`sc.repair`) and is
-evaluated on held-out images. Datasets are those that the server was started with, so a
-result is the same for everybody: it is kept with the model, and asking again costs nothing.
+evaluated on held-out images. The server keeps the results.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from seecause.report.background import audit_lines, meaning, repair_sections
 TILES = 6  # transplants on the sheet, and worst images
 TILE_SIDE = 144
 MOST_PICTURES = 512
-AUDITS, REPAIRS = 16, 3  # results that are kept for each model
+REPAIRS = 3  # that are kept for each model
 GIVEN, OWN = "data", "own"  # sources of object masks that are no served model
 
 
@@ -76,11 +75,6 @@ class RepairRequest(OnData):
 
 def audit(context: ActionContext, request: OnData) -> Reply:
     """The verdict, the number of predictions that flip, and example images."""
-    key = (context.data(request.data), request.model_dump_json())
-    return kept(context, "audits", AUDITS, key, lambda: _audited(context, request))
-
-
-def _audited(context: ActionContext, request: OnData) -> Reply:
     model, pictures = read(context, request.data, request.limit)
     result = audit_background(
         model, pictures, masks=mask_source(context, request.masks), progress=telling(context)

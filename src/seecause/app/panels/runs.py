@@ -40,7 +40,6 @@ def listed(context: ActionContext, request: Everything) -> Reply:
         "kept": [
             {
                 "id": record.id,
-                "panel": record.panel,
                 "action": record.action,
                 "request": record.request,
                 "state": "done" if record.job.future.done() else "running",

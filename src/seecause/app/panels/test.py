@@ -67,19 +67,18 @@ def place(context: ActionContext, request: Place) -> Reply:
     moved = Versions(data, none, places + 1, places, none.bool())[:]
     truth = picture.truth if picture.truth in model.classes else names[0]
     tiles = []
-    for place, (donor, row) in enumerate(zip(shown[1:], logits_of(model, moved), strict=True)):
-        bars = answers(model, row, logits[0])
-        leader = next(bar for bar in bars if bar["leads"])
+    covered = masks.double().mean(dim=(1, 2)).tolist()
+    for place, row in enumerate(logits_of(model, moved), start=1):
+        answer = model.class_name(int(row.argmax()))
         tiles.append(
             {
-                "picture": photo(model, moved[place : place + 1]),
-                "background": donor.name,
-                "donor": names[rows[place + 1]],
-                "answer": leader["name"],
-                "probability": leader["probability"],
-                "answers": bars,
-                "right": leader["name"] == truth,
-                "bad": _bad_cut(*masks[[0, place + 1]].double().mean(dim=(1, 2)).tolist()),
+                "picture": photo(model, moved[place - 1 : place]),
+                "background": shown[place].name,
+                "donor": names[rows[place]],
+                "answer": answer,
+                "answers": answers(model, row, logits[0]),
+                "right": answer == truth,
+                "bad": _bad_cut(covered[0], covered[place]),
             }
         )
     gains = None if model.sigmoid else information_gains(model, data.take(none[:1]))
@@ -110,15 +109,14 @@ def _masks(
 ) -> Tensor:
     """Objects [n, H, W] (bool), empty where nothing knows them; the first may be brushed."""
     model, size = context.model, context.model.preprocess.size
-    masks = torch.zeros(len(images), *size, dtype=torch.bool, device=images.device)
-    if request.masks != GIVEN:
+    if request.masks == GIVEN:
+        none = torch.zeros(1, *size, device=images.device)
+        known = [each.masks.get(context.served.frame, none) for each in pictures]
+        masks = torch.cat(known) == 1
+    else:
         source: Any = mask_source(context, request.masks)
         with torch.enable_grad():
             masks = on_pixels(object_masks(model, LabelledImages(images), source).hard, size)
-    for mask, picture in zip(masks, pictures, strict=True):
-        known = picture.masks.get(context.served.frame)
-        if known is not None and request.masks == GIVEN:
-            mask.copy_(known[0] == 1)
     if request.brushed:
         masks[0] = brushed_mask(model, request.brushed)[0]
     return masks

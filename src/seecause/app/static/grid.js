@@ -12,7 +12,7 @@ export class PatchPicture {
     this.onhover = onhover;
     this.onpaint = onpaint;
     this.title = caption; // before a picture has a name
-    this.rows = this.columns = 1;
+    this.rows = this.columns = 0; // until a picture is there; nothing is brushed before
     this.cursor = null;
     this.image = h("img", { alt: "", class: "base", draggable: "false" });
     this.heat = h("img", { alt: "", class: "heat", hidden: true, draggable: "false" });
@@ -153,13 +153,14 @@ export class PatchPicture {
       last = place;
     };
     this.stack.addEventListener("pointermove", (event) => {
+      if (!this.rows) return;
       const place = this.placeAt(event);
       if (place !== this.cursor) this.point(place);
       if (last !== null && this.painting && place !== last) paint(event, false);
     });
     this.stack.addEventListener("pointerleave", () => { if (last === null) this.point(null); });
     this.stack.addEventListener("pointerdown", (event) => {
-      if (!this.painting || event.button !== 0) return;
+      if (!this.painting || !this.rows || event.button !== 0) return;
       this.stack.setPointerCapture(event.pointerId);
       paint(event, true);
     });
@@ -169,6 +170,7 @@ export class PatchPicture {
   }
 
   key(event) {
+    if (!this.rows) return;
     const place = this.cursor ?? 0;
     const [row, column] = [Math.floor(place / this.columns), place % this.columns];
     const moves = {

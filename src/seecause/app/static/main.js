@@ -106,7 +106,7 @@ function steps() {
   menu.hidden = others.length === 0;
   menu.querySelector(".menu-list").replaceChildren(...others.map(button));
   const tool = others.find(({ name }) => name === state.panel);
-  menu.querySelector("summary").textContent = tool ? `Tools: ${tool.title}` : "Tools";
+  menu.querySelector("summary").replaceChildren(h("span", {}, tool ? "Tools: " : "Tools"), tool?.title ?? "");
   menu.classList.toggle("current", Boolean(tool));
 }
 

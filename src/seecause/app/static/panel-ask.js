@@ -3,7 +3,7 @@
 
 import { latest } from "./api.js";
 import { HeadButtons, PatchPicture } from "./grid.js";
-import { Answers, JobBar, copyButtons, field, h, same, scaleOf, short, toggled, whenChanged } from "./parts.js";
+import { Answers, Jobs, copyButtons, details, field, h, same, scaleOf, short, toggled, whenChanged } from "./parts.js";
 
 const defaults = { question: "Which critter is this?", position: 0, blind: [] };
 const LONGEST = 300; // letters of a question
@@ -18,9 +18,9 @@ function mount(root, tools) {
   let answer = null;
   let traced = null;
 
-  const job = new JobBar();
-  const traceJob = new JobBar();
-  const hearJob = new JobBar();
+  const job = new Jobs();
+  const traceJob = new Jobs();
+  const hearJob = new Jobs();
   const question = h("textarea", { rows: "3", maxlength: String(LONGEST), onkeydown: (event) => {
     if (event.key !== "Enter" || event.shiftKey) return;
     event.preventDefault();
@@ -37,6 +37,7 @@ function mount(root, tools) {
   const clear = h("button", { type: "button", class: "plain", onclick: () => tools.set({ blind: [] }) }, "Reset");
   const enough = h("button", { type: "button", class: "plain", onclick: () => tools.set({ blind: traced.enough }) }, "Hide the image from key heads");
   const top = h("table", { class: "path-table top-heads" });
+  const most = details("The heads that carry most", h("div", { class: "scroll" }, top));
   const heard = h("p", { class: "spoken", "aria-live": "polite" });
   const finding = h("p", { class: "finding" });
   const before = new Answers("All heads see the image", "the model as it is");
@@ -44,16 +45,16 @@ function mount(root, tools) {
 
   const copying = copyButtons(tools, () => tools.ask("copy", request()));
   root.append(h("div", { class: "layout" },
-    h("aside", { class: "side", "aria-label": "Settings" }, field("question", question), button, unknown),
+    h("aside", { class: "side", "aria-label": "Settings" }, field("Question", question), button, unknown),
     h("div", { class: "work" },
-      h("h2", {}, "Answer"), spoken, job.error, job.element,
+      h("h2", {}, "Answer"), spoken, job.error,
       h("div", { class: "heads-top" },
         h("section", { class: "heads-grid" }, h("div", { class: "toolbar" }, clear, enough), h("div", { class: "scroll" }, grid.element), legend),
         h("div", { class: "heads-picture" }, picture.element, scale, read, h("p", { class: "small" }, "A square is an image token, not a pixel: it also carries what the tower read around it."))),
-      traceJob.error, traceJob.element, top,
-      h("h2", {}, "Answer with the image hidden from some heads"), heard, hearJob.error, hearJob.element,
+      traceJob.error,
+      h("h2", {}, "Answer with the image hidden from some heads"), heard, hearJob.error,
       h("div", { class: "stage-answers two" }, before.element, after.element),
-      finding, copying)));
+      finding, most, copying)));
 
   function send() {
     const text = question.value.trim();
@@ -81,8 +82,8 @@ function mount(root, tools) {
   function showTop() {
     const rows = traced ? traced.top.map(({ layer, head, value, error, words }) => h("tr", {},
       h("th", { scope: "row" }, `layer ${layer}, head ${head}`), h("td", { class: "count" }, `${short(value)} ± ${short(error)}`), h("td", {}, words.join(", ")))) : [];
-    top.hidden = rows.length === 0;
-    top.replaceChildren(h("caption", {}, "The heads that carry most: value ± standard error, and the words that some write on their own"), h("tbody", {}, rows));
+    most.hidden = rows.length === 0;
+    top.replaceChildren(h("caption", {}, "Value ± standard error, and the words that some write on their own"), h("tbody", {}, rows));
   }
 
   function forget() {
@@ -141,7 +142,7 @@ function mount(root, tools) {
   const when = whenChanged();
   function update() {
     copying.update();
-        when("grid", tools.state().model, () => grid.build(tools.model()));
+    when("grid", tools.state().model, () => grid.build(tools.model()));
     when("question", mine().question, () => { question.value = mine().question; });
     when("answer", asked(), () => answering());
     when("word", word(), () => tracing());

@@ -3,7 +3,7 @@
 
 import { latest } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { JobBar, barRow, copyButtons, firstName, h, nextStep, percent, same, scaleOf, select, short, whenChanged } from "./parts.js";
+import { Jobs, barRow, copyButtons, firstName, h, nextStep, percent, same, scaleOf, select, short, whenChanged } from "./parts.js";
 
 const MOST = 4;
 const defaults = { methods: "", evidence: false };
@@ -22,7 +22,7 @@ function mount(root, tools) {
 
   let plain = null;
   let answer = null;
-  const job = new JobBar();
+  const job = new Jobs();
   const sentence = h("p", { class: "headline", role: "status" });
   const ladder = h("ol", { class: "answers" });
   const strip = h("div", { class: "map-strip" });
@@ -34,14 +34,14 @@ function mount(root, tools) {
   const evidence = h("div", { class: "evidence", hidden: true });
   const [enough, needed] = ["enough", "needed"].map((name) => new PatchPicture({ label: `Image: ${name} patches` }));
   const words = [h("p", {}), h("p", {})];
-  const evidenceJob = new JobBar();
+  const evidenceJob = new Jobs();
   const ranking = h("p", { class: "small" });
   const copying = copyButtons(tools, () => tools.ask("copy", request()));
   evidence.append(...[enough, needed].map(({ element }, index) => h("div", {}, element, words[index])));
-  root.append(sentence, job.error, job.element,
+  root.append(sentence, job.error,
     h("section", { class: "answer-card ladder" }, h("h2", {}, "Probability after erasing a tenth of the image"), ladder, h("p", { class: "small" }, "The lower, the better the map shows what the model needs. Random is the mean of 20 draws.")),
     h("div", { class: "strip-head" }, h("h2", {}, "Maps"), more), strip,
-    h("div", { class: "strip-head" }, h("h2", {}, "Minimal evidence"), find), evidenceJob.error, evidenceJob.element, evidence, ranking,
+    h("div", { class: "strip-head" }, h("h2", {}, "Minimal evidence"), find), evidenceJob.error, evidence, ranking,
     nextStep(tools, "test", "Next: test other backgrounds"), copying);
 
   const names = () => answer?.maps.map(({ method }) => method) ?? [];
@@ -49,7 +49,7 @@ function mount(root, tools) {
 
   const look = latest(async () => {
     plain = null;
-    strip.replaceChildren();
+    draw();
     const asked = on();
     const seen = await job.watch((progress) => tools.ask("look", { model: asked.model, picture: asked.picture }, { panel: "explain", slot: "look", progress }));
     if (!seen || !same(asked, on())) return;
@@ -69,9 +69,9 @@ function mount(root, tools) {
   });
 
   function draw() {
+    for (const part of [ladder, strip]) part.classList.toggle("waiting", !answer || !plain);
     if (!answer || !plain) {
       sentence.textContent = "";
-      for (const part of [ladder, strip]) part.replaceChildren();
       return;
     }
     const { maps, best, probability, random } = answer;
@@ -107,14 +107,15 @@ function mount(root, tools) {
   }
 
   const weighing = latest(async () => {
-    evidence.hidden = true;
+    evidence.hidden = !mine().evidence;
+    evidence.classList.add("waiting");
     ranking.textContent = "";
     for (const part of [enough, needed]) for (const name of ["enough", "needed"]) part.setPatches(name, []);
     if (!mine().evidence) return;
     const asked = on();
     const found = await evidenceJob.watch((progress) => tools.ask("evidence", asked, { panel: "explain", slot: "evidence", progress }));
     if (!found || !mine().evidence || !same(asked, on())) return;
-    evidence.hidden = false;
+    evidence.classList.remove("waiting");
     const label = firstName(found.label);
     const share = (set) => percent(set.patches.length / found.of);
     enough.setPatches("enough", found.enough.patches);
@@ -122,7 +123,7 @@ function mount(root, tools) {
     const none = "The model does not predict this class, so no patches keep or break it.";
     words[0].textContent = !found.answered ? none : !found.enough.patches.length ? `A blank image alone gives “${label}”.`
       : `These ${share(found.enough)} alone still give “${label}” (${percent(found.enough.probability)}, was ${percent(found.probability)}).`;
-    words[1].textContent = !found.answered ? "" : !found.needed.exists ? `No set of patches that breaks “${label}” was found.`
+    words[1].textContent = !found.answered ? "" : !found.needed.exists ? `No patch set flips it: “${label}” stays.`
       : `Hide these ${share(found.needed)} and it predicts “${firstName(found.needed.answer)}”.`;
     words[0].dataset.patches = found.enough.patches.length;
     words[1].dataset.patches = found.needed.patches.length;

@@ -3,7 +3,7 @@
 
 import { latest } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { Answers, JobBar, classPicker, copyButtons, details, field, firstName, h, inGrid, nextStep, percent, same, scaleOf, segmented, select, slider, stroked, whenChanged } from "./parts.js";
+import { Answers, Jobs, classPicker, copyButtons, details, field, firstName, h, inGrid, nextStep, percent, same, scaleOf, segmented, select, slider, stroked, whenChanged } from "./parts.js";
 
 const BLANKS = [["white", "white"], ["black", "black"], ["mean", "mean colour"], ["noise", "noise"], ["blur-noise", "soft noise"]];
 const TAILS = [
@@ -44,8 +44,8 @@ function mount(root, tools) {
   const whole = new Answers("Prediction");
   const only = new Answers("Only these patches");
   const without = new Answers("Without these patches");
-  const job = new JobBar();
-  const mapJob = new JobBar();
+  const job = new Jobs();
+  const mapJob = new Jobs();
   const buttons = segmented("What the pointer does", TOOLS, (tool) => tools.set({ tool, shown: "" }));
   const clear = h("button", { type: "button", class: "plain", onclick: () => tools.set({ patches: [], one: [], other: [] }) }, "Clear");
   const invert = h("button", { type: "button", class: "plain", onclick: () => {
@@ -66,7 +66,7 @@ function mount(root, tools) {
   root.append(
     h("div", { class: "first" },
       h("div", { class: "stage-picture" }, stage.element, scale),
-      h("div", { class: "says" }, sentence, h("div", { class: "buttons" }, act, back), then, job.error, job.element, mapJob.error, mapJob.element, whole.element)),
+      h("div", { class: "says" }, sentence, h("div", { class: "buttons" }, act, back), then, job.error, mapJob.error, whole.element)),
     h("div", { class: "toolbar" }, buttons, clear, invert, read),
     brushCards, together,
     details("Advanced: how patches are tested", h("div", { class: "fields" }, classes, field("Fill hidden areas with", blank), field("Later layers", tail), first, last)),
@@ -157,7 +157,7 @@ function mount(root, tools) {
     stage.setHeat(shown === "" && best ? best.layer : "");
     stage.caption.textContent = tile ? `on the background of ${tile.background}` : erased ? "without the marked tenth" : plain.name;
     stage.element.classList.toggle("changed", Boolean(tile || erased));
-    scale.replaceChildren(...(shown === "" && best ? scaleOf(best, `${best.method}, the map that predicts best on this image`) : []));
+    scale.replaceChildren(...(shown === "" && best ? scaleOf(best, `${best.method}, the best of ${map.maps.length} maps here: without its highest tenth ${percent(map.probability)} → ${percent(best.after)}`) : []));
     const [lead] = plain.answers;
     const name = firstName(plain.answers.find(({ class: index }) => index === plain.predicted)?.name ?? lead.name);
     sentence.replaceChildren("The model says ", h("b", {}, name), `, ${percent(lead.probability)}. `, looksAt());
@@ -175,15 +175,22 @@ function mount(root, tools) {
     const share = moved?.dependence;
     if (share === null || share === undefined) return moved?.missing && map ? "The map marks what matters most." : "";
     const where = share > 0.5 ? "It looks at the background" : share > 0.2 ? "It looks at the object and the background" : "It looks at the object";
-    return h("span", { title: "BIG / (FIG + BIG): how far the prediction moves without the background, of how far it moves without background or object" }, `${where} (dependence on background ${percent(share)}).`);
+    const { good, changed } = others();
+    const counted = changed ? `: on ${changed} of ${good} other backgrounds it says something else` : good ? `, and says the same on ${good} other backgrounds` : "";
+    return h("span", { title: `Dependence on background ${percent(share)}: BIG / (FIG + BIG), how far the prediction moves without the background, of how far it moves without background or object` }, `${where}${counted}.`);
   }
 
-  function background(tile) {
+  // Backgrounds that say something, and those of them that change the prediction.
+  function others() {
     const name = moved.plain.find(({ leads }) => leads).name;
     const good = moved.tiles.filter(({ bad }) => !bad);
-    const changed = good.filter(({ answer }) => answer !== name).length;
-    const now = tile.answer === name ? `It still says ${firstName(tile.answer)}` : `Now it says ${firstName(tile.answer)}`;
-    return `${now}, ${percent(tile.probability)}. The same ${moved.named ? firstName(moved.truth) : "object"}, another background: ${changed} of ${good.length} backgrounds change the prediction.`;
+    return { name, good: good.length, changed: good.filter(({ answer }) => answer !== name).length };
+  }
+
+  function background({ answer, answers }) {
+    const { probability } = answers.find(({ leads }) => leads);
+    const now = answer === others().name ? "It still says" : "Now it says";
+    return `${now} ${firstName(answer)}, ${percent(probability)}. The same ${moved.named ? firstName(moved.truth) : "object"}, another background.`;
   }
 
   function hidden({ answers }) {

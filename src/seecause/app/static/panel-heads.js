@@ -3,7 +3,7 @@
 
 import { latest } from "./api.js";
 import { HeadButtons, PatchPicture } from "./grid.js";
-import { Answers, JobBar, barRow, classPicker, copyButtons, field, h, inGrid, same, saveFile, scaleOf, select, stroked, toggled, whenChanged } from "./parts.js";
+import { Answers, Jobs, barRow, classPicker, copyButtons, field, h, inGrid, same, saveFile, scaleOf, select, stroked, toggled, whenChanged } from "./parts.js";
 
 const SCORES = [["answer", "loss of the prediction without it"], ["background", "loss of the background’s effect"], ["object", "loss of the object’s effect"]];
 const defaults = { target: null, by: "answer", off: [], brushed: [], maps: true };
@@ -16,14 +16,14 @@ function mount(root, tools) {
   const request = () => ({ ...common(), off: mine().off.filter((place) => place < width() * tools.model().layers) });
   const width = () => Math.max(...tools.model().heads);
 
-  const job = new JobBar();
-  const mapJob = new JobBar();
+  const job = new Jobs();
+  const mapJob = new Jobs();
   const classes = classPicker((target) => tools.set({ target }));
   const by = select(SCORES, { onchange: (value) => tools.set({ by: value }) });
   const picture = new PatchPicture({ label: "The image. Space brushes patches of the object, where the data has no mask.", onpaint: paint });
   const before = new Answers("All heads on", "as the model is");
   const after = new Answers("Some off", "click heads in the grid");
-  const share = h("div", { class: "answer-card share" }, h("h3", {}, "Dependence on background"));
+  const share = h("div", { class: "answer-card share" }, h("h2", {}, "Dependence on background"));
   const shareBody = h("div", {});
   share.append(shareBody);
   const grid = new HeadButtons("off", (place) => tools.set({ off: toggled(mine().off, place) }));
@@ -37,19 +37,16 @@ function mount(root, tools) {
   const scale = h("div", { class: "scale" });
 
   const copying = copyButtons(tools, () => tools.ask("copy", request()));
-  const layout = h("div", { class: "layout" },
-    h("aside", { class: "side", "aria-label": "Settings" }, classes),
-    h("div", { class: "work" },
-      h("div", { class: "heads-top" },
-        h("section", { class: "heads-grid" }, h("div", { class: "toolbar" }, field("colour", by), clear, worst), h("div", { class: "scroll" }, grid.element), legend),
-        h("div", { class: "heads-picture" }, picture.element, unbrush)),
-      job.error, job.element,
-      h("div", { class: "stage-answers" }, before.element, after.element, share),
-      h("div", { class: "strip-head" }, h("h2", {}, "Maps before and after")), mapJob.error, mapJob.element,
-      h("div", { class: "map-strip" }, Object.values(pictures).map((part) => h("article", { class: "map-card" }, part.element)), scale),
-      h("div", { class: "buttons export" }, save, saved),
-      copying));
-  root.append(layout);
+  root.append(
+    h("div", { class: "heads-top" },
+      h("section", { class: "heads-grid" }, h("div", { class: "toolbar" }, field("Colour", by), classes, clear, worst), h("div", { class: "scroll" }, grid.element), legend),
+      h("div", { class: "heads-picture" }, picture.element, unbrush)),
+    job.error,
+    h("div", { class: "stage-answers" }, before.element, after.element, share),
+    h("div", { class: "strip-head" }, h("h2", {}, "Maps before and after")), mapJob.error,
+    h("div", { class: "map-strip" }, Object.values(pictures).map((part) => h("article", { class: "map-card" }, part.element)), scale),
+    h("div", { class: "buttons export" }, save, saved),
+    copying);
 
   let scores = null;
 
@@ -145,7 +142,7 @@ function mount(root, tools) {
     });
     classes.set(tools.model().classes, mine().target);
     by.value = mine().by;
-        marks();
+    marks();
     colour();
     save.disabled = mine().off.length === 0;
     when("look", [model, tools.state().image], look);

@@ -1,25 +1,23 @@
 // Parts: colours are parts of the picture; parts are switched off by their boxes or in the picture,
-// unusual tokens by a slider, and the answer follows.
+// and the prediction follows.
 
 import { latest } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { Answers, JobBar, copyButtons, h, slider, toggled, whenChanged } from "./parts.js";
+import { Answers, Jobs, copyButtons, h, toggled, whenChanged } from "./parts.js";
 
-const defaults = { out: [], trusted: null };
+const defaults = { out: [] };
 
 function mount(root, tools) {
   const mine = () => tools.state().parts;
-  const request = () => ({ model: tools.state().model, picture: tools.state().image, out: mine().out, trusted: mine().trusted });
+  const request = () => ({ model: tools.state().model, picture: tools.state().image, out: mine().out });
 
   let answer = null;
-  let fractions = [];
 
-  const job = new JobBar();
+  const job = new Jobs();
   const picture = new PatchPicture({ label: "The image in the colours of its parts. Space switches the part of a patch.", caption: "its parts", onpaint: paint, onhover: hover });
   const seen = new PatchPicture({ label: "What the prediction is read from", caption: "what the prediction is read from" });
   const read = h("output", { class: "hover-read" });
   const boxes = h("fieldset", { class: "part-boxes" });
-  const trust = slider("tokens that are trusted", { max: 1, value: 1, text: (step) => (fractions[step] ? `${Math.round(100 * fractions[step])} %` : "all"), oninput: (step) => tools.set({ trusted: fractions[step] ?? null }) });
   const before = new Answers("All parts", "as the network is");
   const after = new Answers("As set", "untick a part, or click it in the image");
   const finding = h("p", { class: "finding", role: "status" });
@@ -27,10 +25,10 @@ function mount(root, tools) {
 
   const copying = copyButtons(tools, () => tools.ask("copy", request()));
   root.append(h("div", { class: "layout" },
-    h("aside", { class: "side", "aria-label": "Settings" }, boxes, trust),
+    h("aside", { class: "side", "aria-label": "Settings" }, boxes),
     h("div", { class: "work" },
       h("div", { class: "two-pictures" }, h("div", {}, picture.element, read), seen.element),
-      job.error, job.element,
+      job.error,
       h("div", { class: "stage-answers two" }, before.element, after.element),
       finding, copying, note)));
 
@@ -58,7 +56,7 @@ function mount(root, tools) {
 
   const looking = latest(async () => {
     const asked = request();
-    const { out, trusted } = asked;
+    const { out } = asked;
     answer = (await job.watch((progress) => tools.ask("look", asked, { slot: "parts", progress }))) ?? null;
     if (!answer) {
       for (const card of [before, after]) card.clear();
@@ -67,32 +65,23 @@ function mount(root, tools) {
       after.say("no answer");
       return;
     }
-    fractions = answer.fractions;
     picture.setPicture(answer.picture, answer.grid, answer.size);
     picture.setPatches("gone", answer.winner.flatMap((part, place) => (out.includes(part) ? [place] : [])));
     seen.setPicture(answer.seen, answer.grid, answer.size);
     before.show(answer.before);
     after.show(answer.after);
-    const changed = out.length || trusted !== null;
-    after.say(changed ? `${out.length} ${out.length === 1 ? "part" : "parts"} out` + (trusted === null ? "" : `, ${Math.round(100 * trusted)} % of tokens trusted`) : "untick a part, or click it in the image");
+    after.say(out.length ? `${out.length} ${out.length === 1 ? "part" : "parts"} out` : "untick a part, or click it in the image");
     finding.textContent = answer.empty ? "Nothing is read: this prediction says nothing about the image." : `The prediction is read from ${Math.round(100 * answer.share)} % of the patches.`;
     finding.dataset.share = answer.share.toFixed(4);
     note.textContent = answer.note;
     if (!boxes.contains(document.activeElement)) build();
     else for (const [place, box] of [...boxes.querySelectorAll("input")].entries()) box.checked = !mine().out.includes(place);
-    steps();
   });
-
-  // The last step of the slider trusts all.
-  function steps() {
-    const place = mine().trusted === null ? fractions.length : fractions.indexOf(mine().trusted);
-    trust.set(place, fractions.length);
-  }
 
   const when = whenChanged();
   function update() {
     copying.update();
-        when("look", request(), looking);
+    when("look", request(), looking);
   }
 
   return { update };

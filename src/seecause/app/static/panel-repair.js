@@ -1,7 +1,7 @@
 // Repair: remedies as cards with cost, gain and harm on held-out images; the repaired model is opened
 // beside the old one, downloaded, or reported. Results stay on the server under ids that the link names.
 
-import { JobBar, copyButtons, details, field, h, saveFile, select, whenChanged } from "./parts.js";
+import { Jobs, copyButtons, details, field, h, percent, saveFile, select, whenChanged } from "./parts.js";
 import { auditedData, figure, leftOut, maskSources, sheet, table } from "./panel-test.js";
 
 const defaults = { remedy: "last-layer", learn: "", force: false, results: "" };
@@ -19,7 +19,7 @@ function mount(root, tools) {
   let remedies = [];
   let audit = null;
   const done = new Map(); // request -> reply
-  const job = new JobBar();
+  const job = new Jobs();
   const sentence = h("p", { class: "headline", role: "status" });
   const cards = h("div", { class: "remedies", role: "radiogroup", "aria-label": "Remedies" });
   const learnt = select([], { onchange: (value) => tools.set({ learn: value }) });
@@ -29,8 +29,8 @@ function mount(root, tools) {
   const outcome = h("div", { class: "repair-result" });
   const copying = copyButtons(tools, () => tools.ask("copy", request()));
   const needs = h("p", { class: "notice", hidden: true }, "A repair needs a dataset: give one in the step Test. ", h("button", { type: "button", onclick: () => tools.go("test") }, "Go to Test"));
-  const work = h("div", {}, cards, job.error, job.element, outcome,
-    details("Advanced: data of the repair", h("div", { class: "fields" }, field("Learn from", learnt), field("Report on", data), field("Object masks", masks), h("label", { class: "tick" }, force, "Export even without improvement"))), copying);
+  const work = h("div", {}, cards, job.error,
+    details("Advanced: data of the repair", h("div", { class: "fields" }, field("Learn from", learnt), field("Report on", data), field("Object masks", masks), h("label", { class: "tick" }, force, "Export even without improvement"))), outcome, copying);
   root.append(sentence, needs, work);
 
   async function attempt(remedy) {
@@ -92,12 +92,19 @@ function mount(root, tools) {
     ] : [];
     return h("article", { class: `remedy${chosen ? " chosen" : ""}`, "data-remedy": name, "data-taken": reply ? String(reply.taken) : null },
       h("h2", {}, name), h("p", {}, summary), h("dl", {}, h("dt", {}, "Cost"), h("dd", {}, reply ? `${reply.seconds} s` : cost), facts),
-      h("div", { class: "buttons" }, reply ? h("button", { type: "button", "aria-pressed": String(chosen), onclick: () => tools.set({ remedy: name }) }, "Show") : h("button", { type: "button", class: "go", onclick: () => attempt(name) }, `Try ${name}`)));
+      h("div", { class: "buttons" }, reply ? h("button", { type: "button", "aria-pressed": String(chosen), onclick: () => tools.set({ remedy: name }) }, "Show") : h("button", { type: "button", class: chosen ? "go" : "", onclick: () => attempt(name) }, `Try ${name}`)));
+  }
+
+  // What a remedy did, in a sentence.
+  function effect({ remedy, rows, failed, taken, done }) {
+    const [other, plain] = ["other accuracy", "accuracy"].map((name) => rows.find((row) => row.name === name));
+    if (failed || !other || !plain) return done;
+    return `With ${remedy}, ${percent(other.after)} are right on other backgrounds (before: ${percent(other.value)}), and ${percent(plain.after)} on plain images (before: ${percent(plain.value)}).${taken ? "" : " Nothing was changed: this is not better."}`;
   }
 
   function draw() {
     const reply = done.get(JSON.stringify(request()));
-    sentence.textContent = reply?.sentence ?? (audit ? audit.words[0] : "Choose a remedy: it learns from objects on other backgrounds and is judged on images that it has not seen.");
+    sentence.textContent = (reply && effect(reply)) ?? (audit ? audit.words[0] : "Choose a remedy: it learns from objects on other backgrounds and is judged on images that it has not seen.");
     sentence.dataset.taken = reply ? String(reply.taken) : "";
     cards.replaceChildren(...remedies.map(card));
     outcome.replaceChildren(...(reply ? parts(reply) : []));
@@ -114,7 +121,7 @@ function mount(root, tools) {
     const better = (name, change) => (Math.abs(change) < 1e-9 ? "" : (MORE.includes(name) && change < 0) || (LESS.includes(name) && change > 0) ? "worse" : "");
     return [buttons,
       ...sheet(reply.taken ? "The same images, before and after" : "Held-out images that change most", "", reply.worst),
-      details("All numbers", h("p", { class: "small" }, `${reply.done} ${learned} images to learn from, ${chose} to choose by, ${reported} held out.`),
+      details("All numbers", h("p", { class: "small" }, `${reply.sentence} ${reply.done} ${learned} images to learn from, ${chose} to choose by, ${reported} held out.`),
         reply.failed ? "" : table(["on held-out images", "before", "after"], reply.rows.map(({ name, value, after, meaning }) => [name, meaning, figure(name, value), h("td", { class: better(name, after - value) }, figure(name, after))]))),
       ...reply.notes.map((note) => h("p", { class: "small" }, note)), leftOut(reply.skipped)];
   }

@@ -2,7 +2,7 @@
 // name them: ids are places in a list whose newest is first.
 
 import { latest } from "./api.js";
-import { JobBar, chooseByArrow, field, h, select } from "./parts.js";
+import { Jobs, chooseByArrow, field, h, select } from "./parts.js";
 
 const defaults = { run: "", page: "" };
 
@@ -10,19 +10,20 @@ function mount(root, tools) {
   const mine = () => tools.state().runs;
   let runs = [];
 
-  const job = new JobBar();
+  const job = new Jobs();
   const list = h("div", { class: "run-list", role: "radiogroup", "aria-label": "Results" });
   const none = h("p", { class: "notice", hidden: true }, "Pages of earlier commands can be listed here, too: ", h("code", {}, "seecause serve --runs FOLDER"), " (a folder that a command wrote, or one that holds such folders).");
   const pages = select([], { onchange: (page) => tools.set({ page }) });
-  const pagesField = field("page", pages);
+  const pagesField = field("Page", pages);
   const apart = h("a", { target: "_blank", rel: "noopener" }, "Open in a new tab");
   const frame = h("iframe", { class: "run-page", sandbox: "allow-scripts", title: "The page of the result", hidden: true });
   const kept = h("div", { class: "run-list kept" });
   const head = h("h2", {}, "Results of this session");
-  const folders = h("h2", {}, "Folders of results");
-  root.append(h("div", { class: "layout" },
+  const folders = h("h2", { hidden: true }, "Folders of results");
+  const layout = h("div", { class: "layout waiting" },
     h("aside", { class: "side", "aria-label": "Results" }, head, kept, folders, list),
-    h("div", { class: "work" }, job.error, job.element, none, h("div", { class: "toolbar run-tools" }, pagesField, apart), frame)));
+    h("div", { class: "work" }, job.error, none, h("div", { class: "toolbar run-tools" }, pagesField, apart), frame));
+  root.append(layout);
 
   const chosen = () => runs.find((run) => run.name === mine().run) ?? runs[0];
 
@@ -35,7 +36,7 @@ function mount(root, tools) {
 
   function show() {
     const run = chosen();
-    none.hidden = folders.hidden = Boolean(run);
+    none.hidden = Boolean(run);
     folders.hidden = !run;
     pagesField.hidden = (run?.pages.length ?? 0) < 2;
     apart.hidden = frame.hidden = !run;
@@ -55,6 +56,7 @@ function mount(root, tools) {
 
   const listing = latest(async () => {
     const answer = await job.watch((progress) => tools.ask("listed", {}, { slot: "runs", progress }));
+    layout.classList.remove("waiting");
     if (!answer) return;
     runs = answer.runs;
     kept.replaceChildren(...answer.kept.map(({ id, action, request, state, date }) => h("button", { type: "button", "data-result": id, onclick: () => {

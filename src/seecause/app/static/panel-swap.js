@@ -3,7 +3,7 @@
 
 import { latest } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { Answers, Chooser, JobBar, copyButtons, firstName, h, inGrid, percent, same, segmented, slider, stroked, whenChanged } from "./parts.js";
+import { Answers, Chooser, Jobs, copyButtons, firstName, h, inGrid, percent, same, segmented, slider, stroked, whenChanged } from "./parts.js";
 
 const defaults = { b: "s4", patches: [], down: 0, across: 0, first: 0, last: null, tool: "move" };
 const TOOLS = [["brush", "Brush in A"], ["erase", "Erase"], ["move", "Drag into B"]];
@@ -17,7 +17,7 @@ function mount(root, tools) {
   };
 
   const id = (name) => (name === "a" ? tools.state().image : mine().b);
-  const job = new JobBar();
+  const job = new Jobs();
   const sides = {
     a: side("a", "Image A", "A: arrow keys move over patches, space brushes the patch that goes into B."),
     b: side("b", "Image B", "B: arrow keys with shift move the patches that came from A."),
@@ -27,16 +27,16 @@ function mount(root, tools) {
   const back = h("button", { type: "button", class: "plain", onclick: () => tools.set({ down: 0, across: 0 }) }, "Reset position");
   const find = h("button", { type: "button", class: "plain", onclick: () => seek() }, "Fewest patches of A that flip B");
   const layerWord = (layer) => `layer ${layer}`;
-  const first = slider("first layer", { max: 11, value: 0, text: layerWord, oninput: (value) => tools.set({ first: value, last: mine().last === null ? null : Math.max(value, mine().last) }) });
-  const last = slider("last layer", { max: 11, value: 11, text: layerWord, oninput: (value) => tools.set({ last: value, first: Math.min(value, mine().first) }) });
-  const found = h("div", { class: "finding path", "aria-live": "polite" });
+  const first = slider("First layer", { max: 11, value: 0, text: layerWord, oninput: (value) => tools.set({ first: value, last: mine().last === null ? null : Math.max(value, mine().last) }) });
+  const last = slider("Last layer", { max: 11, value: 11, text: layerWord, oninput: (value) => tools.set({ last: value, first: Math.min(value, mine().first) }) });
+  const found = h("div", { class: "finding found", "aria-live": "polite" });
 
   const copying = copyButtons(tools, () => tools.ask("copy", request()));
   const work = h("div", {},
     h("div", { class: "toolbar" }, buttons, clear, back),
     h("div", { class: "two" }, sides.a.element, sides.b.element),
     h("div", { class: "two sliders" }, first, last),
-    job.error, job.element,
+    job.error,
     h("div", { class: "seek" }, find, found),
     copying,
   );

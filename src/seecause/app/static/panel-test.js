@@ -3,7 +3,7 @@
 
 import { latest, uploadData } from "./api.js";
 import { PatchPicture } from "./grid.js";
-import { JobBar, barRow, details, field, firstName, h, inGrid, nextStep, percent, same, segmented, select, stroked, toggled, uid, whenChanged } from "./parts.js";
+import { Jobs, barRow, details, field, firstName, h, inGrid, nextStep, percent, same, segmented, select, stroked, toggled, uid, whenChanged } from "./parts.js";
 
 // `brushed`: patches of the object, where the user changed its mask; `out`: transplants left out
 const defaults = { brushed: [], tool: "look", out: [], data: "", masks: "data", limit: 64, result: "" };
@@ -27,7 +27,8 @@ function mount(root, tools) {
   const audited = () => ({ model: tools.state().model, data: auditedData(tools), masks: mine().masks, limit: mine().limit });
 
   let placed = null;
-  const job = new JobBar();
+  let running = false; // an audit
+  const job = new Jobs();
   const sentence = h("p", { class: "headline", role: "status" });
   const picture = new PatchPicture({ label: "The image and its object. While the brush is on, space adds patches to the object or removes them.", onpaint: paint });
   const tool = segmented("What the pointer does", TOOLS, (name) => tools.set({ tool: name, ...(name !== "look" && !mine().brushed.length ? { brushed: placed?.patches ?? [] } : {}) }));
@@ -35,7 +36,7 @@ function mount(root, tools) {
   const sources = select([], { onchange: (masks) => tools.set({ masks }) });
   const wall = h("div", { class: "wall" });
 
-  const auditJob = new JobBar();
+  const auditJob = new Jobs();
   const data = select([], { onchange: (value) => tools.set({ data: value, result: "" }) });
   const limit = h("input", { type: "number", min: "8", max: "512", step: "8", onchange: () => tools.set({ limit: Math.min(512, Math.max(8, Math.round(+limit.value) || 64)), result: "" }) });
   const start = h("button", { type: "button", class: "go", onclick: auditing }, "Audit the dataset");
@@ -44,17 +45,18 @@ function mount(root, tools) {
   const given = h("p", { class: "small", role: "status" });
   const result = h("div", { class: "audit-result" });
   const heading = uid("audit");
+  let ownData;
 
   root.append(
-    sentence, job.error, job.element,
+    sentence, job.error,
     h("div", { class: "first" },
       h("div", { class: "stage-picture" }, picture.element, h("div", { class: "toolbar" }, tool, reset), field("Object mask", sources)),
       wall),
     h("section", { class: "audit", "aria-labelledby": heading }, h("h2", { id: heading }, "A whole dataset"),
       h("div", { class: "fields" }, field("Dataset", data), field("Images, at most", limit), start),
       h("p", { class: "small" }, `A verdict needs at least ${tools.hello.enough} images that are predicted correctly.`),
-      details("Use your own dataset", h("p", { class: "small" }, "One sub-folder for each class; object masks, if you have some, in a folder masks/ with the same names."), h("div", { class: "fields" }, open, zip), given),
-      auditJob.error, auditJob.element, result),
+      ownData = details("Use your own dataset", h("p", { class: "small" }, "One sub-folder for each class; object masks, if you have some, in a folder masks/ with the same names."), h("div", { class: "fields" }, open, zip), given),
+      auditJob.error, result),
     nextStep(tools, "repair", "Next: repair the model"));
 
   async function give() {
@@ -95,14 +97,11 @@ function mount(root, tools) {
   function draw() {
     const shown = mine().brushed.length ? mine().brushed : placed?.patches ?? [];
     picture.setPatches("object", shown);
-    if (!placed) {
-      sentence.textContent = "";
-      wall.replaceChildren();
-      return;
-    }
-    if (placed.missing) {
-      sentence.textContent = "Where is the object? Brush it, or let another network find it.";
-      wall.replaceChildren();
+    wall.classList.toggle("missing", Boolean(placed?.missing));
+    if (!placed || placed.missing) {
+      sentence.textContent = placed ? "Where is the object? Brush it, or let another network find it." : "";
+      const backgrounds = tools.hello.samples.filter(({ id }) => id !== on().picture).slice(0, 8);
+      wall.replaceChildren(...backgrounds.map(() => h("div", { class: "place" }, h("span"), h("span"), h("small"))));
       return;
     }
     const counted = placed.tiles.map((tile, index) => ({ ...tile, index, out: Boolean(tile.bad) || mine().out.includes(index) }));
@@ -111,17 +110,17 @@ function mount(root, tools) {
     const lead = placed.plain.find(({ leads }) => leads);
     const plain = lead.name === placed.truth ? `${percent(lead.probability)} ${firstName(lead.name)}` : `${firstName(lead.name)}, though it is ${firstName(placed.truth)}`;
     sentence.replaceChildren("On its own background: ", h("b", {}, plain), ". On other backgrounds: ", h("b", { "data-right": String(right), "data-of": String(kept.length) }, `${right} of ${kept.length} right`), ".");
-    wall.replaceChildren(...counted.map(({ picture: source, background, donor, answer, probability, right: good, bad, out, index }) => h("button", {
+    wall.replaceChildren(...counted.map(({ picture: source, background, donor, answer, answers, right: good, bad, out, index }) => h("button", {
       type: "button", class: `cut ${out ? "out" : good ? "right" : "wrong"}`, "aria-pressed": String(!out), disabled: Boolean(bad), title: bad || `On the background of ${background} (${firstName(donor)}). Press to leave it ${out ? "in" : "out"}.`,
       onclick: () => tools.set({ out: toggled(mine().out, index) }),
-    }, h("img", { src: source, alt: "" }), h("span", {}, h("b", {}, `${good ? "✓" : "✗"} ${firstName(answer)}`), ` ${percent(probability)}`), h("small", {}, bad || (out ? "left out" : `background of ${firstName(donor)}`)))));
+    }, h("img", { src: source, alt: "" }), h("span", {}, h("b", {}, `${good ? "✓" : "✗"} ${firstName(answer)}`), ` ${percent(answers.find(({ leads }) => leads).probability)}`), h("small", {}, bad || (out ? "left out" : `background of ${firstName(donor)}`)))));
   }
 
   async function auditing() {
     const asked = audited();
-    start.disabled = true;
+    running = start.disabled = true;
     const answer = await auditJob.watch((progress) => tools.ask("audit", asked, { panel: "repair", slot: "audit", progress, named: (id) => tools.set({ result: id }) }));
-    start.disabled = false;
+    running = start.disabled = false;
     if (answer && same(asked, audited())) show(answer);
     if (answer) tools.say(answer.words[0]);
   }
@@ -133,7 +132,7 @@ function mount(root, tools) {
       show(null);
       return;
     }
-    if (start.disabled) return; // it is under way here
+    if (running) return; // here
     const kept = await auditJob.watch((progress) => tools.result(id, { progress }));
     if (mine().result !== id) return;
     show(kept?.answer ?? null);
@@ -151,12 +150,14 @@ function mount(root, tools) {
     sources.value = mine().masks;
     data.replaceChildren(...tools.hello.data.map((name) => h("option", { value: name }, name)));
     data.value = auditedData(tools);
-    start.disabled = !tools.hello.data.length;
-    data.closest(".field").hidden = start.disabled;
+    const none = !tools.hello.data.length;
+    start.disabled = running || none;
+    data.closest(".field").hidden = none;
     limit.value = mine().limit;
     tool.choose(mine().tool);
     picture.setPainting(mine().tool !== "look");
     reset.hidden = !mine().brushed.length;
+    when("no data", none, () => { ownData.open = none; });
     when("look", on(), look);
     when("place", request(), placing);
     when("result", mine().result, showing);

@@ -35,7 +35,7 @@ export const uid = (name) => `${name}-${(count += 1)}`;
 // A class's first name: "springer" of "English springer, English springer spaniel".
 export const firstName = (name) => String(name).split(",")[0];
 
-export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(value > 0 && value < 0.01 ? 1 : 0)} %`);
+export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(value > 0 && value < 0.01 ? 1 : 0)}\u00a0%`);
 
 // A menu of classes that is searched by typing; `onchoose(index or null)`.
 export function classPicker(onchoose) {
@@ -182,7 +182,7 @@ export function barRow(name, value, share, css = "") {
 export class Answers {
   constructor(title, note = "") {
     this.list = h("ol", { class: "answers" });
-    this.title = h("h3", {}, title);
+    this.title = h("h2", {}, title);
     this.note = h("p", { class: "small" }, note);
     this.element = h("section", { class: "answer-card" }, this.title, this.note, this.list);
     this.rows = new Map();
@@ -225,31 +225,30 @@ export class Answers {
   }
 }
 
-// What jobs say of themselves, with a button that cancels; of several at once, the latest that is
-// not done. `watch` wraps a question.
-export class JobBar {
-  constructor() {
-    this.words = h("span", {});
-    this.meter = h("progress", { max: 1, "aria-label": "how far it is" });
-    this.stop = h("button", { type: "button", class: "plain" }, "Cancel");
-    this.element = h("div", { class: "job", role: "status", hidden: true }, this.words, this.meter, this.stop);
-    this.error = h("p", { class: "notice", role: "alert", hidden: true });
-    this.jobs = new Map(); // question -> how far it is
-  }
+// What the latest job says of itself, at the foot of the window, where it moves nothing.
+const jobs = new Map(); // question -> how far it is
+const progress = document.querySelector("#job");
+const [progressWords, meter, stop] = progress.children;
 
-  show() {
-    const latest = [...this.jobs.values()].at(-1);
-    this.element.hidden = !latest;
-    if (!latest) return;
-    const { state, share, words, left, cancel } = latest;
-    const time = left === null || left === undefined ? "" : `, about ${left < 90 ? `${Math.ceil(left)} s` : `${Math.round(left / 60)} min`} left`;
-    this.words.textContent = (state === "waiting" ? "waiting" : words || "working") + time;
-    if (share > 0) this.meter.value = share;
-    else this.meter.removeAttribute("value");
-    this.stop.onclick = () => {
-      this.words.textContent = "cancelling";
-      cancel();
-    };
+function showProgress() {
+  const latest = [...jobs.values()].at(-1);
+  progress.hidden = !latest;
+  if (!latest) return;
+  const { state, share, words, left, cancel } = latest;
+  const time = left === null || left === undefined ? "" : `, about ${left < 90 ? `${Math.ceil(left)} s` : `${Math.round(left / 60)} min`} left`;
+  progressWords.textContent = (state === "waiting" ? "waiting" : words || "working") + time;
+  if (share > 0) meter.value = share;
+  else meter.removeAttribute("value");
+  stop.onclick = () => {
+    progressWords.textContent = "cancelling";
+    cancel();
+  };
+}
+
+// Watches the jobs of a part of a panel; `error` is where their errors are said.
+export class Jobs {
+  constructor() {
+    this.error = h("p", { class: "notice", role: "alert", hidden: true });
   }
 
   fail(words) {
@@ -261,9 +260,9 @@ export class JobBar {
   async watch(run) {
     const question = Symbol("question");
     const told = (job) => {
-      if (job.cancel) this.jobs.set(question, job);
-      else this.jobs.delete(question);
-      this.show();
+      if (job.cancel) jobs.set(question, job);
+      else jobs.delete(question);
+      showProgress();
     };
     this.error.hidden = true;
     try {
