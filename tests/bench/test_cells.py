@@ -38,7 +38,6 @@ PLAN = prepared().plan
 QUICK = {  # every group, with as little work as it allows
     "insertion-deletion": {"order": "patch", "steps": 2},
     "perturbation": {"steps": 2},
-    "mu-fidelity": {"subsets": 4},
     "saco": {"groups": 2},
 }
 

@@ -9,9 +9,7 @@ from seecause.metrics.registry import HOMES
 from seecause.metrics.statistics import auroc, bootstrap_interval, nll
 from tests.golden.record import Named, batch, golden, model
 
-OPTIONS = {
-    "mu-fidelity": {"subsets": 16},
-}
+OPTIONS = {}
 COSTLY = {"parts", "parameter-randomisation", "perturbation"}
 
 

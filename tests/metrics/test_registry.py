@@ -53,7 +53,7 @@ def test_every_option_reaches_the_arithmetic(inputs, name, option):
 
 @pytest.mark.parametrize("name", sorted(set(metrics()) - DRAWN))
 def test_what_a_metric_does_not_have_is_refused_in_words(inputs, name):
-    with pytest.raises(BadOption, match="option 'colour'"):
+    with pytest.raises(BadOption, match="option colour="):
         measure(name, inputs, colour="red")
 
 
@@ -87,5 +87,5 @@ def test_needs_are_told_and_missing_ones_are_named(inputs):
     assert {name: metrics()[name].needs for name in needs} == needs
     with pytest.raises(BadOption, match="localization needs it"):
         measure("localization", MetricInputs(maps=noise(1, 2, 2)))
-    with pytest.raises(UnknownName, match="mu-fidelity"):
-        measure("mu-fidelty", MetricInputs())
+    with pytest.raises(UnknownName, match="idsds"):
+        measure("idsd", MetricInputs())

@@ -24,11 +24,9 @@ patches,
 
     a(S) = sum_{j in S} A_j,      d(S) = f(x) - f(x without S)
 
-mu_fidelity      Spearman's correlation of a and d over random sets of one size (Bhatt et al. 2020;
-                 higher is better), by default 200 sets of 20 % of the patches, as in xplique
-single_deletion  Spearman's correlation over the cells of a coarse grid, S = one cell, of logits
-                 (IDSDS: Hesse et al. 2024, arXiv 2407.11910; higher is better). Their models were
-                 fine-tuned on images without one cell; on others this is their plain single
+single_deletion  Spearman's correlation of a and d over the cells of a coarse grid, S = one cell, of
+                 logits (IDSDS: Hesse et al. 2024, arXiv 2407.11910; higher is better). Their models
+                 were fine-tuned on images without one cell; on others this is their plain single
                  deletion score
 saco             Are groups of patches as influential as the map says, by as much? (Wu et al. 2024;
                  -1 to 1, higher is better). Patches in descending order are cut into K groups of
@@ -36,8 +34,7 @@ saco             Are groups of patches as influential as the map says, by as muc
                      w_ij = s_i - s_j if d_i >= d_j else -(s_i - s_j)          i < j
                      SaCo = sum_{i<j} w_ij / sum_{i<j} |w_ij|
 
-Random sets are drawn from the seed alone and are the same for every image. A map or score that
-never varies has no correlation: NaN.
+A map or score that never varies has no correlation: NaN.
 """
 
 from __future__ import annotations
@@ -45,7 +42,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seecause.data.dataset import Size
 from seecause.errors import BadOption
 from seecause.metrics.pixels import (
     Fill,
@@ -62,7 +58,7 @@ from seecause.metrics.registry import Scores, metric
 from seecause.metrics.statistics import rank_correlation
 from seecause.models.base import ImageModel
 from seecause.models.block import spread_out
-from seecause.options import Count, Share
+from seecause.options import Count
 from seecause.target import Score, Spec
 
 
@@ -167,31 +163,6 @@ def perturbation(
     )
 
 
-@metric("mu-fidelity")
-def mu_fidelity(
-    model: ImageModel,
-    images: Tensor,
-    maps: Tensor,
-    target: Spec = None,
-    *,
-    share: Share = 0.2,
-    subsets: Count = 200,
-    fill: Fill = 0.0,
-    score: Score = "prob",
-    seed: int = 0,
-) -> Tensor:
-    """Do sums of the map over random sets of patches go with the drops without them?
-
-    The result [B], from -1 to 1, is their rank correlation over `subsets` sets of `share` of the
-    patches.
-    """
-    scorer = image_scorer(model, images, target, score=score)
-    cells = scorer.cells(maps)
-    gone = random_subsets(share, subsets, (cells.shape[1], cells.shape[2]), seed)
-    sums = exact_sums(cells.flatten(1).cpu(), gone.flatten(1))
-    return rank_correlation(sums, scorer.drops(gone[None], fill))
-
-
 @metric("idsds")
 def single_deletion(
     model: ImageModel,
@@ -251,15 +222,6 @@ def coefficient(salience: Tensor, drops: Tensor) -> Tensor:
     gap = salience[:, first] - salience[:, second]
     weight = torch.where(drops[:, first] >= drops[:, second], gap, -gap)
     return weight.sum(dim=1) / weight.abs().sum(dim=1)
-
-
-def random_subsets(share: float, subsets: int, grid: Size, seed: int) -> Tensor:
-    """[subsets, gh, gw] bool: random sets that hold `share` of the patches, at least one."""
-    count = grid[0] * grid[1]
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.rand((subsets, count), generator=generator, dtype=torch.float32)
-    ranks = drawn.argsort(dim=1).argsort(dim=1)
-    return (ranks < max(1, round(share * count))).view(-1, *grid)
 
 
 def exact_sums(values: Tensor, sets: Tensor) -> Tensor:
