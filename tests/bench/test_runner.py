@@ -163,7 +163,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, whole):
     plan = json.loads((whole / "run.json").read_text())
     for text in ("", "[]", "{}", json.dumps({**plan, "schema": 4})):
         (tmp_path / "run.json").write_text(text)
-        with pytest.raises(BadOption, match="with this version"):
+        with pytest.raises(BadOption, match="of this version"):
             status(tmp_path)
 
 

@@ -112,7 +112,7 @@ def test_banks_are_saved_and_loaded(tmp_path):
         MeanBank.load(tmp_path / "nowhere")
     file = tmp_path / "new" / "bank" / "bank.safetensors"
     file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(DataMissing, match=r"damaged.*`seecause lvlm bank`"):
+    with pytest.raises(DataMissing, match=r"cannot be read.*`seecause lvlm bank`"):
         MeanBank.load(file.parent)
 
 

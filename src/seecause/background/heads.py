@@ -97,7 +97,7 @@ class HeadScores:
         >>> import seecause as sc
         >>> model = sc.load("builtin:critters-vit")
         >>> data = sc.data.open_data("critters:clean:test", limit=4)
-        >>> scores = sc.background.score_heads(model, data, selector="weight-norm")
+        >>> scores = sc.background.score_heads(model, data, selector="taylor")
         >>> scores.value.shape, len(scores.top(3))
         (torch.Size([6, 8]), 3)
     """
