@@ -369,14 +369,16 @@ def settled(
     counts = (PER_IMAGE, 3 * PER_IMAGE, MOST_DRAWN) if per_image is None else (per_image,)
     judged: Any = None
     model.memo["shared images"] = {"images": data.images}  # plain predictions are made once
-    for count in counts:
-        with progress(f"predicting {count} versions of each image", 1) as advance:
-            judged = versions_to_test(model, data, count, seed=seed).predict(model, judged)
-            advance(1)
-        found = BackgroundAudit(judged)
-        if found.doubt or not found.unsettled:
-            break
-    model.memo.pop("shared images")
+    try:
+        for count in counts:
+            with progress(f"predicting {count} versions of each image", 1) as advance:
+                judged = versions_to_test(model, data, count, seed=seed).predict(model, judged)
+                advance(1)
+            found = BackgroundAudit(judged)
+            if found.doubt or not found.unsettled:
+                break
+    finally:
+        model.memo.pop("shared images")
     return judged
 
 
