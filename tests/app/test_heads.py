@@ -1,7 +1,5 @@
 """The Heads panel: what it answers is what ablated models answer."""
 
-from __future__ import annotations
-
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """Requests: who may ask, what is refused, and that answers say nothing they should not."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

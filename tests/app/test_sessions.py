@@ -1,7 +1,5 @@
 """Sessions end when nobody uses them, and see only what is theirs."""
 
-from __future__ import annotations
-
 import pytest
 from PIL import Image
 

@@ -1,7 +1,5 @@
 """Other models than the embedded ones: convolutional, without a class token, of another size."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import pytest
