@@ -62,17 +62,6 @@ def test_jobs_of_a_session_that_ends_are_cancelled():
     queue.close()
 
 
-def test_a_job_belongs_to_its_session():
-    sessions, queue = Sessions(), Queue("toy")
-    mine, theirs = sessions.open(), sessions.open()
-    job = Job(mine.id, lambda progress: {})
-    mine.add_job(job, queue)
-    assert mine.job(job.id) == (job, queue)
-    with pytest.raises(Refused, match="no such job"):
-        theirs.job(job.id)
-    queue.close()
-
-
 def test_images_of_all_sessions_share_one_budget():
     sessions = Sessions()
     sessions.pictures.most = 3

@@ -117,17 +117,6 @@ def test_rows_that_are_taken_have_the_bias_of_their_places(run):
     assert last.at.index.tolist() == [4, 0, 3]
 
 
-def test_the_gates_of_the_model_count(run):
-    model, _, h, at = run
-    gates = torch.rand(model.n_layers, model.n_heads, generator=torch.Generator().manual_seed(0))
-    plain = walk(model, h, at).end()
-    with model.gated(gates.to(h.dtype)):
-        gated = walk(model, h, at).end()
-        for step in walk(model, h, at):
-            assert_close(step.gate, gates[step.index].to(h.dtype))
-    assert not torch.allclose(plain, gated)
-
-
 def test_gradients_flow_through_what_is_read_and_what_is_set(run):
     model, _, h, at = run
     scale = torch.ones((), dtype=h.dtype, requires_grad=True)

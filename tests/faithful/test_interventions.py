@@ -165,19 +165,6 @@ def test_thresholds_are_those_of_the_network_as_it_is_also_inside_an_interventio
         assert net.training and net.intervention.quantile == 0.5
 
 
-def test_both_together():
-    net, images = tiny_net(), random_images(6)
-    limits = calibrate(net, images, [0.5, 0.9])
-    assert limits == [net.thresholds[0.5, "distance"], net.thresholds[0.9, "distance"]]
-    assert [limit.images for limit in limits] == [6, 6]
-    with intervene(net, drop_parts=[2]):
-        parts = net(images).mask
-    with intervene(net, quantile=0.5):
-        tokens = net(images).mask
-    with intervene(net, drop_parts=[2], quantile=0.5):
-        assert torch.equal(net(images).mask, parts & tokens)
-
-
 def test_pdiscoformer_loses_the_vote_of_a_dropped_part():
     net, images = tiny_net(stages=1), random_images()
     votes = net(images).part_logits
