@@ -25,9 +25,7 @@ def serving(model, **options):
     return context_of(state, "toy")
 
 
-@pytest.mark.parametrize(
-    "family", ["timm_mean", "timm_map", "timm_distilled", "timm_mean_with_class"]
-)
+@pytest.mark.parametrize("family", ["timm_mean", "timm_distilled"])
 def test_transformers_of_other_kinds_are_explained_and_swapped(family):
     context = serving(view(tiny(family), check=False))
     on = {"model": "toy", "picture": "s0"}

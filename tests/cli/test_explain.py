@@ -62,9 +62,6 @@ def test_evidence_and_pairs_are_on_the_page_and_in_a_file(tmp_path):
     assert finding["evidence"]["enough"]["patches"] == both.enough.patches[0].nonzero().tolist()
     assert finding["evidence"]["needed"]["answer"] == both.needed.labels[0]
     assert len(finding["pairs"]) == 50
-    assert not (tmp_path / "plain").exists()
-    explain("critters:clean:test#3", *words[:2], "--out", tmp_path / "plain")
-    assert not (tmp_path / "plain" / "findings.json").exists()
 
 
 @pytest.mark.parametrize("words", [(), ("--seed", "3")])

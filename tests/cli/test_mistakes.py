@@ -5,7 +5,6 @@ import pytest
 from tests.cli.calls import invoke, photo
 
 SAMPLE = "critters:clean:test#3"
-QUESTION = ("--question", "What is this?")
 MISTAKES = {  # words -> what is said
     "explian": 'Did you mean "explain"?',
     "explain": "at least one image",

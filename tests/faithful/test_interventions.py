@@ -33,11 +33,6 @@ def no_grad():
         yield
 
 
-def group_numbers(right, groups):
-    accuracy = group_accuracy(right, groups)
-    return {"average": accuracy.average, "worst": accuracy.worst}
-
-
 def _winner(net, images):
     return net(images).maps.argmax(dim=1)
 
@@ -195,9 +190,9 @@ def test_leave_one_out_equals_one_intervention_each(options):
         with intervene(net, drop_parts=[2, part], quantile=0.9):
             assert_close(result.without[part], net(images).logits, **EXACT)
     assert torch.equal(result.groups, groups) and torch.equal(result.labels, labels)
-    right = result.without[0].argmax(dim=-1) == labels
+    accuracy = group_accuracy(result.without[0].argmax(dim=-1) == labels, groups)
     row = result.numbers(result.without[0])
-    assert row == group_numbers(right, groups)
+    assert row == {"average": accuracy.average, "worst": accuracy.worst}
     ungrouped = leave_one_out(net, [(images, labels)])
     assert torch.equal(ungrouped.groups, labels)  # classes, where no groups are given
 
