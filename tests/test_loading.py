@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 from torch.testing import assert_close
 from torchvision.models import get_model_weights
@@ -43,17 +42,10 @@ def test_what_cannot_be_honoured_is_refused(spec, options, said):
     assert len(str(caught.value)) < 1500
 
 
-def test_broken_weight_files_are_named(tmp_path):
-    for name, content in (("a.safetensors", b"\x00" * 40), ("b.pth", b"not a checkpoint")):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(sc.SeecauseError, match=name):
-            sc.load("timm:test_vit", weights=tmp_path / name)
+def test_a_file_without_weights_is_named(tmp_path):
     torch.save(torch.zeros(3), tmp_path / "c.pth")
     with pytest.raises(sc.SeecauseError, match=r"c\.pth"):
         sc.load("timm:test_vit", weights=tmp_path / "c.pth")
-    save_file({"head.weight": torch.zeros(3, 4)}, tmp_path / "d.safetensors")
-    with pytest.raises(sc.SeecauseError, match="does not fit"):
-        sc.load("timm:test_vit", weights=tmp_path / "d.safetensors")
 
 
 def test_torch_files_and_transformers_folders_are_read(tmp_path):

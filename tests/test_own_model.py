@@ -1,7 +1,5 @@
 """A user's own project: a module around a transformer, its data and its preprocessing."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

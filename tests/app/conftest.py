@@ -1,7 +1,5 @@
 """One server state with the embedded models for all tests of the page, and one browser."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

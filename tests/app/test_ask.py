@@ -1,7 +1,5 @@
 """The Ask panel: its numbers are those of `sc.lvlm`."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The page in a real browser: each panel's main act changes what it should, by numbers."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The Explain panel's functions: what they answer is what the library answers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close

@@ -1,7 +1,5 @@
 """Doubt and Test give the numbers of the library; what is private stays with its session."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 

@@ -1,7 +1,5 @@
 """The Heads panel: what it answers is what ablated models answer."""
 
-from __future__ import annotations
-
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,14 +18,10 @@ OFF = (3, 12, 20, 41)  # layer x 8 + head
 PAIRS = [(0, 3), (1, 4), (2, 4), (5, 1)]
 
 
-def shown(answers):
-    return {answer["class"]: answer["probability"] for answer in answers}
-
-
 def agree(answers, logits):
     chances = logits.softmax(dim=-1)
-    for place, value in shown(answers).items():
-        assert value == pytest.approx(float(chances[place]), abs=1e-5)
+    for answer in answers:
+        assert answer["probability"] == pytest.approx(float(chances[answer["class"]]), abs=1e-5)
 
 
 @torch.no_grad()

@@ -1,7 +1,5 @@
 """Queues: fair, limited, and a job that is cancelled frees its model."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

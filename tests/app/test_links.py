@@ -1,7 +1,5 @@
 """Links restore every panel, and choosers hold what can be read; in a real browser."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """The Parts panel: what it answers is what the network answers under the same intervention."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

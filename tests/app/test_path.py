@@ -1,8 +1,6 @@
 """The path explain, doubt, test, repair in a real browser, with the embedded models and with a
 user's own: nothing is lost on reload, back undoes, two tabs do not disturb each other."""
 
-from __future__ import annotations
-
 import io
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The repair panel's functions give the numbers of `sc.audit` and `sc.repair`."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from pathlib import Path

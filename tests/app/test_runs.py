@@ -1,7 +1,5 @@
 """The Runs panel: what is listed at the start is all that can be opened."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

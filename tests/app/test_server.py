@@ -1,7 +1,5 @@
 """Requests: who may ask, what is refused, and that answers say nothing they should not."""
 
-from __future__ import annotations
-
 import io
 import json
 import random
@@ -220,7 +218,7 @@ def bad_requests(count, seed=0):
         )
 
 
-@pytest.mark.parametrize("count", [120, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.slow)])
 def test_bad_requests_are_answered_in_words(client, headers, count):
     """Benchmarks/app_load.py sends as many to a server of its own."""
     for method, path, content in bad_requests(count, seed=count):

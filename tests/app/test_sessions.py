@@ -1,7 +1,5 @@
 """Sessions end when nobody uses them, and see only what is theirs."""
 
-from __future__ import annotations
-
 import pytest
 from PIL import Image
 
@@ -61,17 +59,6 @@ def test_jobs_of_a_session_that_ends_are_cancelled():
     now[0] = 11
     sessions.open()
     assert isinstance(job.future.exception(20), Stopped)
-    queue.close()
-
-
-def test_a_job_belongs_to_its_session():
-    sessions, queue = Sessions(), Queue("toy")
-    mine, theirs = sessions.open(), sessions.open()
-    job = Job(mine.id, lambda progress: {})
-    mine.add_job(job, queue)
-    assert mine.job(job.id) == (job, queue)
-    with pytest.raises(Refused, match="no such job"):
-        theirs.job(job.id)
     queue.close()
 
 

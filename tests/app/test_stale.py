@@ -1,7 +1,5 @@
 """What the page shows belongs to what is chosen: no number, name or outline of another question."""
 
-from __future__ import annotations
-
 from playwright.sync_api import expect
 
 HEADS = "#heads?model=critters-vit&image=s8"

@@ -1,7 +1,5 @@
 """Other models than the embedded ones: convolutional, without a class token, of another size."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import pytest
@@ -10,7 +8,6 @@ from PIL import Image
 
 from seecause.app.panels import OnPicture, explain, heads, parts, swap
 from seecause.app.panels.explain import Brush
-from seecause.app.sessions import Recent
 from seecause.app.state import AVERAGED, OPENED, ServerState, open_state
 from seecause.background import ablate
 from seecause.cli import serve
@@ -28,9 +25,7 @@ def serving(model, **options):
     return context_of(state, "toy")
 
 
-@pytest.mark.parametrize(
-    "family", ["timm_mean", "timm_map", "timm_distilled", "timm_mean_with_class"]
-)
+@pytest.mark.parametrize("family", ["timm_mean", "timm_distilled"])
 def test_transformers_of_other_kinds_are_explained_and_swapped(family):
     context = serving(view(tiny(family), check=False))
     on = {"model": "toy", "picture": "s0"}
@@ -58,13 +53,6 @@ def test_convolutional_networks_are_explained_and_other_panels_say_why_not():
     with pytest.raises(NotDefined, match="no transformer blocks"):
         heads.switch(context, heads.HeadsRequest(**on))
     context.state.close()
-
-
-def test_what_was_used_longest_ago_makes_room():
-    recent = Recent(2)
-    for key in ("a", "b", "a", "c"):
-        recent.get_or_make(key, lambda: 4)
-    assert recent.get("b") is None and recent.get("a") == recent.get("c") == 4
 
 
 def test_heads_that_one_job_switches_off_are_on_in_all_others(state):

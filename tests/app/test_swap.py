@@ -1,7 +1,5 @@
 """The Swap panel: its answers are those of `sc.patch`, and the path it finds does what it says."""
 
-from __future__ import annotations
-
 import pytest
 
 import seecause as sc

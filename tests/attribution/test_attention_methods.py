@@ -76,13 +76,6 @@ def test_explicit_attention_gives_the_same_answers(family):
         near(streamed, probs)
 
 
-@CLASS_AND_MEAN
-def test_probabilities_are_the_native_ones(family):
-    model, images, twin = twins(family)
-    near(list(attention_probs(model, images)), [p.detach() for p in twin.probs])
-    near(next(attention_probs(model, images, start=2)), twin.probs[2].detach())
-
-
 def test_gates_are_seen_by_explicit_attention():
     _, model, images = ready("timm_deit3")
     gates = torch.rand(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -67,7 +67,7 @@ def test_iteration_goes_through_pictures_and_ends(att):
     assert len(att[torch.arange(8) < 3]) == 3
 
 
-@pytest.mark.parametrize("method", ["caap", "mosaic", "rollout", "rise", "sobel", "ixg"])
+@pytest.mark.parametrize("method", ["caap", "mosaic", "rise", "sobel"])
 def test_probabilities_are_those_of_the_model(model, images, method):
     options = {"masks": 8} if method == "rise" else {}
     for target in (None, 3, (2, 5), lambda logits: logits[:, 0]):

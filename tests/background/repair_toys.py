@@ -1,7 +1,5 @@
 """A tiny transformer that answers from the background, and pictures that show it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import timm

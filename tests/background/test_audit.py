@@ -1,7 +1,5 @@
 """Audits: verdicts that follow from their interval, numbers, limits, and clear refusals."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

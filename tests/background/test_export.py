@@ -13,7 +13,6 @@ from seecause.background import ablate, export, prune_heads
 from seecause.errors import BadOption, DataMissing, EditLost, NotDefined
 from seecause.models.block import zero_heads
 from seecause.models.parts import CosineHead, UnitLinear
-from tests.families.native import TEXT
 from tests.helpers import view
 from tests.tiny import pictures, scramble, tiny
 
@@ -147,15 +146,6 @@ def test_transformers_loads_what_it_saved(family, tmp_path, monkeypatch):
     close(sc.load(str(tmp_path / "zeroed"))(images), expected)
 
 
-def test_a_zero_shot_model_keeps_its_text_tower(tmp_path):
-    native = tiny("hf_clip", dtype=torch.float32)
-    model, images = view(native, check=False), pictures(native)
-    export(model, HEADS, tmp_path)
-    again = sc.load(str(tmp_path), tokenizer=TEXT["tokenizer"])
-    assert again.classes == model.classes
-    close(again(images), ablated(model, images))
-
-
 def test_a_pruned_model_is_pruned_again_but_not_exported(biased, tmp_path):
     images = torch.randn(1, 3, 96, 96)
     twice = prune_heads(prune_heads(biased, [(0, 0), (1, 3)]), [(0, 0)])
@@ -218,10 +208,7 @@ def test_the_card_says_what_was_done_and_how_to_load_the_rest(biased, tmp_path):
     page = (tmp_path / "zeroed" / "README.md").read_text()
     assert "without 3 of 48 attention heads" in page and "Chosen by lot." in page
     assert "0: (0, 1), (2, 0), (2, 5)." in page and "were random" not in page
-    assert "projection are zero. The architecture is the original one." in page
-    assert "96 x 96 pixels" in page and card["fingerprint"] in page
-    assert "VisionTransformer(" in page and "model = sc.load(FOLDER)" in page
-    assert "head.safetensors" not in page
+    assert card["fingerprint"] in page and "model = sc.load(FOLDER)" in page
     export(biased, [], tmp_path / "whole")
     assert "0: none." in (tmp_path / "whole" / "README.md").read_text()
 

@@ -184,17 +184,6 @@ def test_the_new_head_is_part_of_the_native_model(tmp_path):
         assert_close(again(images), new(images), atol=1e-4, rtol=1e-4)
 
 
-def test_a_zero_shot_model_gets_a_linear_head():
-    native = tiny("hf_clip")
-    model, images = view(native, check=False), pictures(native, batch=20)
-    labels = torch.arange(20) % 5
-    seen = features(model, images)
-    layer, _ = balanced_layer(seen, labels, labels, classes=5)
-    new = with_last_layer(model, layer)
-    assert_close(new(images), layer(seen), atol=1e-8, rtol=0)
-    assert new.classes == model.classes
-
-
 @pytest.mark.parametrize("kind", ["sigmoid texts", "prototypes", "no bias"])
 def test_the_old_last_layer_reads_features_as_the_model_does(kind):
     native = tiny("hf_siglip" if kind == "sigmoid texts" else "timm_registers")

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import seecause as sc
 from seecause import critters
 from seecause.background import (
     HeadScores,
@@ -26,7 +25,6 @@ from seecause.background.heads import (
     PruneResult,
     curve,
     logits_without,
-    most_diverse,
     outcomes,
     random_sets,
 )
@@ -35,7 +33,7 @@ from seecause.engine.chunks import budget, plain_logits
 from seecause.engine.trace import kept_logits
 from seecause.errors import BadOption, UnknownName
 from seecause.metrics.statistics import calibration, group_accuracy
-from tests.helpers import noise, view
+from tests.helpers import view
 from tests.reference import divprune as reference
 from tests.tiny import pictures, tiny
 
@@ -196,13 +194,6 @@ def test_pairs_need_no_masks(model, train, test):
     assert "flips" in found.changes() and not any("BIG" in name for name in found.changes())
 
 
-def test_the_exported_model_is_the_ablated_one(model, test, result, tmp_path):
-    shipped = sc.load(str(result.export(tmp_path / "model")), dtype="float64")
-    with ablate(model, result.heads):
-        assert_close(shipped(test.images), model(test.images), atol=1e-10, rtol=0)
-    assert "chosen by random" in (tmp_path / "model" / "README.md").read_text()
-
-
 def test_a_curve_ends_where_no_more_heads_were_measured(model, train):
     found = prune_and_test(
         model, train, train.take(torch.arange(4)), options={"screen": 1, "guard": False}, top=2,
@@ -250,15 +241,6 @@ def test_data_must_have_what_is_asked_of_it(model, train):
     some = replace(some, labels=predicted, truth=Masks.given(known))
     found = score_heads(model, some, sampling=ALL, options={"guard": False})
     assert found.protocol["scored"]["background"] == "discovered masks, grey"
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 9])
-def test_the_choice_is_the_brute_force_greedy_one(count):
-    tokens = noise(4, 9, 5) + 0.5
-    kept = most_diverse(tokens, count)
-    assert kept.sum(dim=1).tolist() == [count] * 4
-    for row, features in zip(kept, tokens, strict=True):
-        assert set(row.nonzero().flatten().tolist()) == reference.most_diverse(features, count)
 
 
 @pytest.mark.parametrize("family", ["timm_registers", "timm_mean", "hf_siglip", "hf_dinov3"])

@@ -1,8 +1,6 @@
 """Repairs: remedies on a tiny transformer whose last layer took the shortcut, the choice between
 them, exports to plain libraries, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace

@@ -108,19 +108,6 @@ def test_heads_without_output_columns_score_exactly_zero(family):
     assert result.after["nll"][1, 1] == result.before["nll"]
 
 
-def test_removed_heads_stay_removed():
-    native, model, data = case()
-    images, masks = data.images, data.masks.hard
-    gates = torch.ones(4, HEADS)
-    gates[2, 0] = 0
-    with model.gated(gates):
-        result = score(model, data)
-    with reference.without(native.blocks[2], 0, WIDTH):
-        expected = naive(native, images, big(native, images, masks))
-    assert_close(result.effects, expected, atol=1e-10, rtol=0)
-    assert (result.effects[:, 2, 0] == 0).all()
-
-
 def test_blocks_may_have_fewer_heads():
     _, model, data = case()
     smaller = sc.background.prune_heads(model, [(1, 0), (1, 2)])

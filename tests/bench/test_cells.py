@@ -236,19 +236,6 @@ def test_shared_runs_end_with_a_change_of_the_model_or_the_images():
     assert not plain_logits(model(), images).equal(first)
 
 
-def test_a_bad_image_is_a_row_with_its_reason(tmp_path):
-    for name in ("a.png", "z.png"):
-        noise = np.random.default_rng(0).integers(0, 255, (60, 90, 3), np.uint8)
-        Image.fromarray(noise).save(tmp_path / name)
-    bad_file(tmp_path, "truncated")
-    work = folder_work(tmp_path)
-    rows = [row for cell in work.plan.cells for row in work.run(cell).to_pylist()]
-    assert [row["image"] for row in rows] == ["a.png", "truncated.jpg", "z.png"]
-    assert "truncated" in json.loads(rows[1]["reasons"])["ins-del"]
-    assert [rows[1][name] for name in ("ins-del", "map", "predicted")] == [None] * 3
-    assert rows[2]["predicted"] is not None and rows[2]["ins-del"] is not None
-
-
 def test_every_metric_can_be_measured():
     sets = metric_sets()
     work = prepared(limit=1, methods={"sobel": {}}, metrics=sets["all"], measures=QUICK)

@@ -2,11 +2,9 @@
 
 import pytest
 
-from tests.bad_files import bad_file
-from tests.cli.calls import MODEL, invoke, photo
+from tests.cli.calls import invoke, photo
 
 SAMPLE = "critters:clean:test#3"
-QUESTION = ("--question", "What is this?")
 MISTAKES = {  # words -> what is said
     "explian": 'Did you mean "explain"?',
     "explain": "at least one image",
@@ -103,10 +101,3 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path):
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
     (tmp_path / "file").touch()
     assert "a folder that can be written" in invoke(*words[:-1], tmp_path / "file").stderr
-
-
-@pytest.mark.parametrize("kind", ["missing", "text", "truncated", "empty", "pixel", "huge"])
-def test_a_bad_image_alone_is_one_line(tmp_path, kind):
-    bad = bad_file(tmp_path, kind)
-    done = invoke("explain", bad, *MODEL, "--method", "center", "--out", tmp_path / "out")
-    assert done.exit_code == 2 and str(bad) in done.stderr and not (tmp_path / "out").exists()

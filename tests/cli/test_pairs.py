@@ -29,13 +29,9 @@ def folders(tmp_path_factory):
     return root
 
 
-def run(*words):
-    return invoke(*words)
-
-
 def test_explain_takes_the_other_version_as_blank(folders, tmp_path):
     spec = f"pairs:{folders}/with:{folders}/without"
-    done = run("explain", f"{spec}#0", f"{spec}#2", "--out", tmp_path / "a", "--quiet")
+    done = invoke("explain", f"{spec}#0", f"{spec}#2", "--out", tmp_path / "a", "--quiet")
     assert done.exit_code == 0, done.output
     attribution = Attribution.load(tmp_path / "a" / "maps" / "caap")
     model, data = sc.load("builtin:critters-vit"), sc.data.open_data(spec)
@@ -52,7 +48,7 @@ def test_explain_takes_a_folder_of_other_versions(folders, tmp_path):
     (kind,) = [path for path in sorted((folders / "with").iterdir())][:1]
     out = tmp_path / "b"
     plain = folders / "without" / kind.name
-    done = run("explain", kind, "--without", plain, "--out", out, "--quiet")
+    done = invoke("explain", kind, "--without", plain, "--out", out, "--quiet")
     assert done.exit_code == 0, done.output
     file = next(iter(kind.iterdir()))
     model = sc.load("builtin:critters-vit")
@@ -63,12 +59,14 @@ def test_explain_takes_a_folder_of_other_versions(folders, tmp_path):
 
 def test_what_has_no_other_version_is_refused(folders, tmp_path):
     kind = next(iter(sorted((folders / "with").iterdir())))
-    done = run("explain", kind, "--without", tmp_path, "--out", tmp_path / "c")
+    done = invoke("explain", kind, "--without", tmp_path, "--out", tmp_path / "c")
     assert done.exit_code == 2 and "no such file" in done.output
-    done = run("explain", "critters:clean:test#0", "--without", tmp_path, "--out", tmp_path / "c")
+    done = invoke(
+        "explain", "critters:clean:test#0", "--without", tmp_path, "--out", tmp_path / "c"
+    )
     assert done.exit_code == 2 and "another version of each image" in done.output
     spec = f"pairs:{folders}/with:{folders}/without"
-    done = run("explain", f"{spec}#0", "--method", "rollout", "--out", tmp_path / "c")
+    done = invoke("explain", f"{spec}#0", "--method", "rollout", "--out", tmp_path / "c")
     assert done.exit_code == 2 and "methods with a blank" in done.output
     assert not (tmp_path / "c").exists()
 
@@ -76,7 +74,7 @@ def test_what_has_no_other_version_is_refused(folders, tmp_path):
 def test_heads_are_exchanged_between_the_versions(folders, tmp_path):
     spec = f"pairs:{folders}/with:{folders}/without"
     words = ("--model", "builtin:critters-vit", "--by", "interchange", "--out", tmp_path / "d")
-    done = run("heads", "score", "--data", spec, *words)
+    done = invoke("heads", "score", "--data", spec, *words)
     assert done.exit_code == 0, done.output
     assert "the highest heads carry" in " ".join(done.output.split())
     manifest = json.loads((tmp_path / "d" / "manifest.json").read_text())

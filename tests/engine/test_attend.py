@@ -197,16 +197,6 @@ def test_large_scores_do_not_overflow():
     assert_close(lse, total, atol=1e-8, rtol=0)
 
 
-def test_an_empty_bank_adds_nothing_and_no_nan():
-    q, k = draw(1, 2, 3, 8), draw(1, 2, 5, 8)
-    nothing = Bank(k, k, Mask(torch.zeros(1, 1, 3, 5, dtype=torch.bool, device=DEVICE)))
-    o, lse = attend(q, [nothing], scale=1.0)
-    assert (o == 0).all() and (lse == -torch.inf).all()
-    both, _ = attend(q, [Bank(k, k), nothing], scale=1.0)
-    alone, _ = attend(q, [Bank(k, k)], scale=1.0)
-    assert_close(both, alone)
-
-
 def test_gradients_flow_through_an_empty_row():
     q = draw(1, 2, 3, 8).requires_grad_()
     k = draw(1, 2, 5, 8)

@@ -8,18 +8,13 @@ from torch.testing import assert_close
 
 from seecause.engine.chunks import budget
 from seecause.engine.trace import (
-    attention_probs,
-    check_start,
     kept_logits,
     kept_logits_each,
-    n_attentions,
     read_rows,
     record,
     suffix,
-    walk_back,
 )
-from seecause.errors import BadOption
-from tests.helpers import noise, ready, view
+from tests.helpers import ready, view
 from tests.tiny import tiny
 
 
@@ -96,39 +91,3 @@ def test_a_token_that_is_read_twice_counts_twice():
     row = read_rows(model, model.layout, torch.eye(tokens, dtype=torch.float64))
     assert_close(row[1:], torch.full((tokens - 1,), 0.5 / tokens, dtype=torch.float64))
     assert float(row[0]) == pytest.approx(0.5 + 0.5 / tokens)
-
-
-@pytest.mark.parametrize("kind", ["cls", "cls+dist", "mean", "cls+mean"])
-def test_the_rows_that_an_answer_is_read_from_as_one(kind):
-    model = view(tiny("timm_distilled"), check=False)
-    model.readout, tokens = replace(model.readout, kind=kind), model.layout.tokens
-    attention = noise(2, tokens, tokens)
-    rows = {"cls": attention[:, 0], "dist": attention[:, 1], "mean": attention[:, 2:].mean(dim=1)}
-    expected = torch.stack([rows[part] for part in kind.split("+")]).mean(dim=0)
-    assert_close(read_rows(model, model.layout, attention), expected, atol=1e-12, rtol=0)
-    steps, eye = list(noise(3, 2, tokens, tokens, seed=1) / 10), torch.eye(tokens).double()
-    product = (eye + steps[2]) @ (eye + steps[1]) @ (eye + steps[0])
-    expected = read_rows(model, model.layout, product)
-    assert_close(walk_back(model, model.layout, steps), expected, atol=1e-12, rtol=0)
-
-
-def test_the_queries_of_a_pool_are_averaged_and_add_no_token():
-    model = view(tiny("timm_map"), check=False)
-    tokens = model.layout.tokens
-    pool, steps = noise(2, 3, tokens), list(noise(2, 2, tokens, tokens, seed=1) / 10)
-    assert_close(read_rows(model, model.layout, pool), pool.mean(dim=1), atol=1e-12, rtol=0)
-    eye = torch.eye(tokens).double()
-    expected = (pool.mean(dim=1, keepdim=True) @ (eye + steps[1]) @ (eye + steps[0]))[:, 0]
-    row = walk_back(model, model.layout, [*steps, pool])
-    assert_close(row, expected, atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize(("family", "count"), [("timm_deit3", 4), ("timm_map", 5)])
-def test_attentions_are_blocks_and_a_latent_pool(family, count):
-    _, model, images = ready(family)
-    assert n_attentions(model) == count == len(list(attention_probs(model, images)))
-    last = list(attention_probs(model, images, start=count - 1))
-    assert len(last) == 1 and last[0].shape[-1] == model.layout.tokens
-    for wrong in (-1, count):
-        with pytest.raises(BadOption, match=f"0-{count - 1}, the index of the first attention"):
-            check_start(model, wrong)

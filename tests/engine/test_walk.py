@@ -115,25 +115,3 @@ def test_rows_that_are_taken_have_the_bias_of_their_places(run):
     last = walk(model, h, at, last=rows)
     assert_close(last.end(), walk(model, h, at).end()[:, rows])
     assert last.at.index.tolist() == [4, 0, 3]
-
-
-def test_the_gates_of_the_model_count(run):
-    model, _, h, at = run
-    gates = torch.rand(model.n_layers, model.n_heads, generator=torch.Generator().manual_seed(0))
-    plain = walk(model, h, at).end()
-    with model.gated(gates.to(h.dtype)):
-        gated = walk(model, h, at).end()
-        for step in walk(model, h, at):
-            assert_close(step.gate, gates[step.index].to(h.dtype))
-    assert not torch.allclose(plain, gated)
-
-
-def test_gradients_flow_through_what_is_read_and_what_is_set(run):
-    model, _, h, at = run
-    scale = torch.ones((), dtype=h.dtype, requires_grad=True)
-    steps, seen = walk(model, h.detach().requires_grad_(), at), []
-    for step in steps:
-        seen.append(step.k)
-        step.o = step.o * scale
-    slopes = torch.autograd.grad(steps.h.square().sum(), [scale, *seen])
-    assert all(bool(slope.abs().sum() > 0) for slope in slopes)

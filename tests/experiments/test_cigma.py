@@ -1,7 +1,5 @@
 """CIGMA's experiments: what a cell holds equals what the library measures, step by step."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import pytest

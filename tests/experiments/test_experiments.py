@@ -1,7 +1,5 @@
 """Experiments: cells that are kept, a table from what is finished, failures that are listed."""
 
-from __future__ import annotations
-
 import csv
 import json
 

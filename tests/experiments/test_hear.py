@@ -1,7 +1,5 @@
 """HeAr's experiments: which images count, rows against the library, groups of images, layouts."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """iFAM's tables: printed values, the layouts of its datasets, its baselines, its interventions."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 

@@ -1,7 +1,5 @@
 """Our own experiments, and the leaderboard: known causes decide, plug-ins compete."""
 
-from __future__ import annotations
-
 import torch
 
 from seecause.attribution.registry import METHODS, methods

@@ -1,7 +1,5 @@
 """The papers' tables and figures: all are known, run, and stand beside what was printed."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -33,11 +33,6 @@ def no_grad():
         yield
 
 
-def group_numbers(right, groups):
-    accuracy = group_accuracy(right, groups)
-    return {"average": accuracy.average, "worst": accuracy.worst}
-
-
 def _winner(net, images):
     return net(images).maps.argmax(dim=1)
 
@@ -165,19 +160,6 @@ def test_thresholds_are_those_of_the_network_as_it_is_also_inside_an_interventio
         assert net.training and net.intervention.quantile == 0.5
 
 
-def test_both_together():
-    net, images = tiny_net(), random_images(6)
-    limits = calibrate(net, images, [0.5, 0.9])
-    assert limits == [net.thresholds[0.5, "distance"], net.thresholds[0.9, "distance"]]
-    assert [limit.images for limit in limits] == [6, 6]
-    with intervene(net, drop_parts=[2]):
-        parts = net(images).mask
-    with intervene(net, quantile=0.5):
-        tokens = net(images).mask
-    with intervene(net, drop_parts=[2], quantile=0.5):
-        assert torch.equal(net(images).mask, parts & tokens)
-
-
 def test_pdiscoformer_loses_the_vote_of_a_dropped_part():
     net, images = tiny_net(stages=1), random_images()
     votes = net(images).part_logits
@@ -208,9 +190,9 @@ def test_leave_one_out_equals_one_intervention_each(options):
         with intervene(net, drop_parts=[2, part], quantile=0.9):
             assert_close(result.without[part], net(images).logits, **EXACT)
     assert torch.equal(result.groups, groups) and torch.equal(result.labels, labels)
-    right = result.without[0].argmax(dim=-1) == labels
+    accuracy = group_accuracy(result.without[0].argmax(dim=-1) == labels, groups)
     row = result.numbers(result.without[0])
-    assert row == group_numbers(right, groups)
+    assert row == {"average": accuracy.average, "worst": accuracy.worst}
     ungrouped = leave_one_out(net, [(images, labels)])
     assert torch.equal(ungrouped.groups, labels)  # classes, where no groups are given
 

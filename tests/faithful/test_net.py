@@ -185,8 +185,6 @@ def test_pdiscoformer_is_the_parts_alone():
 
 def test_bad_input_is_named():
     net, images = tiny_net(), random_images()
-    with pytest.raises(BadOption, match="mask"):
-        net(images, mask=torch.ones(3, 4, 6, dtype=torch.bool))
     net.train()
     with pytest.raises(BadOption, match="hidden tokens"):
         net(images, packed=True)

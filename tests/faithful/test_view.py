@@ -68,19 +68,6 @@ def test_caap_mixes_keys_with_the_visibility_of_their_own_image():
         assert_close(fast[i].flatten(), slow[:, 2], **EXACT)
 
 
-@torch.no_grad()
-def test_a_patch_that_is_hidden_in_its_image_causes_nothing_wherever_it_is_put():
-    net, images = tiny_net(), random_images(2)
-    model = sc.wrap(net)
-    blank = random_images(1, seed=3)
-    maps = sc.attribute(model, images, target=0, score="logit", select="none", blank=blank).maps
-    hidden = ~net(images).mask & ~net(blank).mask
-    plain = net(blank).logits[0, 0]
-    assert hidden.any() and not hidden.all()
-    assert_close(maps[hidden], plain.expand(int(hidden.sum())), **EXACT)
-    assert ((maps - plain).abs() > 1e-6)[~hidden].all()
-
-
 METHODS = ["rollout", "gae", "t-attr", "grad-cam", "ixg", "ixg+", "libra-ixg+", "atman", "attcat"]
 METHODS += ["legrad", "tis", "integrated-gradients"]
 

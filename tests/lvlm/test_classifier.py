@@ -76,20 +76,6 @@ def test_labels_are_scored_as_native_runs_score_them_in_every_order(family):
     assert_close(asked(family, "label_token")(pictures()), slow, atol=1e-10, rtol=0)
 
 
-def test_heads_of_the_block_that_llava_drops_score_exactly_zero():
-    model, images = asked("llava"), pictures()
-    scores = sc.background.score(model, sc.background.LabelledImages(images, masks=objects()))
-    assert scores.value.shape == (3, 2)
-    assert bool((scores.value[-1] == 0).all()) and bool((scores.value[:-1] != 0).all())
-    assert bool((scores.after["fig_drop"][-1] == 0).all()) and scores.protocol["heads_run"] == 4
-    before = model.native(images)
-    with cigma.without(model.blocks[-1].native, 0, model.blocks[-1].head_dim):
-        assert torch.equal(model.native(images), before)  # the native model does not read it
-    with sc.background.ablate(model, [(2, 0), (2, 1)]):
-        ablated = model(images)
-    assert torch.equal(ablated, model(images))
-
-
 @pytest.mark.parametrize("family", ["llava", "internvl", "next"])
 def test_the_exported_model_answers_like_the_ablated_one(family, tmp_path):
     model, heads = asked(family), [(0, 1), (1, 0)]

@@ -153,13 +153,6 @@ def test_decoders_with_other_parts_are_refused_by_name(text):
         find(hf.LlavaForConditionalGeneration(config))
 
 
-def test_a_block_without_an_output_projection_is_refused_by_name():
-    module = tiny_lvlm("llava").module
-    del module.get_decoder().layers[2].self_attn.o_proj
-    with pytest.raises(UnsupportedModel, match=r"LlavaForConditionalGeneration.*o_proj"):
-        find(module)
-
-
 def test_a_window_holds_where_some_block_slides_or_none_says_how_it_attends():
     vision = hf.CLIPVisionConfig(**CLIP)
     text = hf.MistralConfig(**TEXT, num_key_value_heads=2, head_dim=8, sliding_window=12)

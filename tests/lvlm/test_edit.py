@@ -61,14 +61,6 @@ def test_blind_heads_speak_as_the_engine_says(family):
     assert float((plain[0] - logits[0]).abs().max()) > 1e-4
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *PREFIX_FAMILIES])
-def test_edits_prove_through_generate_that_they_do_what_the_engine_computes(family):
-    lvlm = scene(family).lvlm
-    lvlm.forget()
-    (proof,) = edit.proofs(lvlm)
-    assert proof.moved > 1e-3 and proof.worst < 1e-10, proof
-
-
 def features_are_text(lvlm, monkeypatch):
     """What was read before releases of transformers that encode images first were known."""
 

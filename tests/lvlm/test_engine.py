@@ -81,16 +81,6 @@ def test_identities_of_the_definition(family):
     )
 
 
-def test_rows_that_may_not_see_read_the_average_where_all_heads_may():
-    here = scene("llava_grouped")
-    engine, twin = here.engine, twin_of(here.lvlm, here.engine, here.pictures)
-    text = some(3, engine.n_text, seed=1)
-    assert text.any() and not text.all()
-    fast, heads = engine.adjusted(text=text), torch.ones(GRID, dtype=torch.bool)
-    for answer, rows in zip(fast, text, strict=True):
-        assert_close(answer, adjusted(twin.logits(heads, rows)), atol=1e-10, rtol=0)
-
-
 def test_a_mask_counts_alone():
     """Whatever its company, its place and the size of the block."""
     here = scene("llava_grouped")
@@ -121,27 +111,6 @@ def test_rows_that_run_once_are_those_of_the_masks_at_hand():
         fast = here.engine.adjusted(text=text)[0]
         assert_close(fast, adjusted(twin.logits(everything, text[0])), atol=1e-10, rtol=0)
         assert here.engine._cache_for(text).start == here.engine.n_text + first
-
-
-@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
-def test_a_later_word_is_explained_as_if_the_earlier_ones_were_said(family):
-    here = scene(family)
-    picture = photo(here.native.size)
-    engine = MaskEngine(
-        here.lvlm, picture, QUESTION, here.bank, answer="a red cat", position=2, floor=None
-    )
-    message = here.lvlm.answer_ids(picture, QUESTION, "a red cat")
-    assert (
-        len(message) == 3
-        and engine.target == message[2]
-        and engine.n_text == here.engine.n_text + 2
-    )
-    native = here.lvlm.module(**here.lvlm.prompt(picture, QUESTION, message[:2]).inputs).logits[
-        0, -1
-    ]
-    assert_close(engine.intact, float(native[message[2]] - native.mean()), atol=1e-10, rtol=0)
-    own = MaskEngine(here.lvlm, picture, QUESTION, here.bank, position=1, floor=None)
-    assert own.prompt.ids[-1] == here.lvlm.speak(here.lvlm.prompt(picture, QUESTION), 1)[0]
 
 
 def test_heads_that_may_not_read_the_picture_do_nothing():

@@ -21,13 +21,6 @@ def test_text_rows_are_everything_after_the_picture():
     )
 
 
-def test_a_plain_template_serves_where_there_is_no_chat_template():
-    native = tiny_lvlm("llava")
-    lvlm = wrap(native.module, native.processor, template="USER : {image} {question} ASSISTANT :")
-    pieces = lvlm.prompt(photo((32, 32)), QUESTION).pieces
-    assert pieces == ("what", "is", "this", "?", "ASSISTANT", ":")
-
-
 def test_bad_questions_and_pictures():
     lvlm = scene("llava").lvlm
     with pytest.raises(BadInput, match="empty question"):
@@ -133,10 +126,3 @@ def test_tokens_that_follow_an_answer_are_words_that_all_may_see():
     assert longer["mm_token_type_ids"].tolist() == [[0, 1, 0, 0]]
     assert longer["token_type_ids"].tolist() == [[1, 1, 0, 0]]
     assert longer["pixel_values"] is inputs["pixel_values"] and len(longer) == 5
-
-
-@pytest.mark.parametrize("template", ["{image}", "{question}"])
-def test_a_template_that_cannot_be_filled_is_refused_before_it_is_used(template):
-    here = scene("llava")
-    with pytest.raises(BadOption, match="template="):
-        wrap(here.native.module, here.native.processor, template=template, check=False)

@@ -4,6 +4,7 @@ family that is not read, is refused in words."""
 import pytest
 import timm
 import torch
+import torchvision
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.testing import assert_close
@@ -42,12 +43,6 @@ def test_nan_weights_are_refused():
         view(native)
 
 
-def _timm(name: str, **options: object) -> nn.Module:
-    import timm
-
-    return timm.create_model(name, **options)
-
-
 def _swin_backbone() -> nn.Module:
     import transformers
 
@@ -56,12 +51,6 @@ def _swin_backbone() -> nn.Module:
             image_size=32, embed_dim=12, depths=[1, 1], num_heads=[2, 2], window_size=4
         )
     )
-
-
-def _torchvision(name: str) -> nn.Module:
-    import torchvision
-
-    return torchvision.models.get_model(name)
 
 
 def _open_clip_with(**vision: object) -> nn.Module:
@@ -74,11 +63,11 @@ def _open_clip_with(**vision: object) -> nn.Module:
 
 
 REFUSED = {
-    "timm VisionTransformerRelPos": lambda: _timm(
+    "timm VisionTransformerRelPos": lambda: timm.create_model(
         "vit_relpos_small_patch16_224", img_size=32, embed_dim=24, depth=1, num_heads=3
     ),
     "transformers SwinModel": _swin_backbone,
-    "torchvision MaxVit": lambda: _torchvision("maxvit_t"),
+    "torchvision MaxVit": lambda: torchvision.models.get_model("maxvit_t"),
     "open_clip ModifiedResNet": lambda: _open_clip_with(layers=(1, 1, 1, 1), width=8),
     "open_clip VisionTransformer": lambda: _open_clip_with(layers=1, attentional_pool=True),
     "torch.nn.modules.linear.Linear": lambda: nn.Linear(3, 3),
@@ -94,7 +83,6 @@ def test_what_cannot_be_split_exactly_is_refused_by_name(name):
 
 
 def _backbone(kind: str) -> nn.Module:
-    import timm
     import transformers as hf
 
     small = dict(
