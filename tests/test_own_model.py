@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 import seecause as sc
 from seecause.app.state import open_state
 from seecause.errors import BadOption, DataMissing, UnknownName, UnsupportedModel
+from seecause.models.preprocess import preprocess_of
 from tests.cli.calls import invoke
 
 HALF = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
@@ -452,3 +453,27 @@ def test_implausible_preprocessing_is_refused():
     )
     with pytest.raises(BadOption, match="evaluation, not of training"):
         sc.wrap(module, preprocess=timm.data.create_transform(160, is_training=True))
+
+
+def test_transforms_with_other_pixels_than_their_steps_say_are_refused():
+    import torchvision.transforms as v1
+    from torchvision.transforms import v2
+
+    half, shrink, cut = v1.Normalize([0.5], [0.5]), v1.Resize(96), v1.CenterCrop(80)
+    inner = v1.Compose([shrink, cut])
+    assert preprocess_of(v1.Compose([inner, v1.ToTensor(), half])).mean == (0.5,) * 3
+    for steps in (
+        [cut, shrink, v1.ToTensor(), half],
+        [shrink, cut, v1.ToTensor(), half, half],
+        [shrink, cut, v1.PILToTensor()],
+        [shrink, cut, v2.ToImage(), v2.ToDtype(torch.float32), v2.Normalize([120.0], [60.0])],
+        [shrink, cut, v1.ToTensor(), v1.Lambda(lambda rgb: rgb.flip(0)), half],
+        [shrink, cut, v1.RandomHorizontalFlip(), v1.ToTensor(), half],
+    ):
+        with pytest.raises(BadOption, match="Resize, CenterCrop, Normalize"):
+            preprocess_of(v1.Compose(steps))
+
+
+def test_weights_of_an_own_function_are_not_called_random(project):
+    with pytest.raises(BadOption, match="makes its own weights"):
+        sc.load("project.py:linear", weights="random")

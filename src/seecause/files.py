@@ -167,8 +167,6 @@ def _old_of(path: Path) -> Path:
 def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as failure:  # not ours to signal, or not there
+        return not isinstance(failure, ProcessLookupError)
     return True

@@ -302,6 +302,8 @@ def load(
         if hasattr(family, "open_model")
     }
     if made is not None:
+        if weights == "random":
+            raise BadOption("weights", "random", f"a checkpoint; {called} makes its own weights")
         source = _own(made, called, weights, size)
     elif name and library in openers and library not in LIBRARIES:
         source = Source(openers[library](name, weights=weights), {"size": size})
@@ -390,12 +392,12 @@ def _own(
         expected = "a function that returns an nn.Module, (module, options of sc.wrap), or a view"
         raise BadOption("model", f"{spec}, which returned a {type(made).__name__}", expected)
     made, folder = native_model(made)[0], Path(str(weights))
-    if weights not in (None, "random") and (folder / CARD).is_file():
+    if weights is not None and (folder / CARD).is_file():
         with reading(folder):
             card = read_json(folder / CARD)
             fill(made, read_checkpoint(folder / PLAIN), str(folder))
             options = {**options, **_exported_options(card, folder)}
-    elif weights not in (None, "random"):
+    elif weights is not None:
         fill(made, read_checkpoint(folder), str(weights))
     return Source(made, options | ({} if size is None else {"size": size}), origin)
 

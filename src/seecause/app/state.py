@@ -155,22 +155,18 @@ class ServerState:
     repaired: Recent = field(init=False)  # keys of repaired models
 
     def __post_init__(self):
-        self.repaired = Recent(REPAIRED, drop=self._end_model)
+        self.repaired = Recent(REPAIRED, drop=lambda key: self.models.pop(key).queue.close())
 
     def add_repaired(self, base: ServedModel, remedy: str, view: VisionModel, owner: str) -> str:
         """Serve a repaired model beside the one that it was made from; returns its key."""
-        key = f"{base.key}-{remedy}{f'-{owner[:4]}' if owner else ''}"
+        key = f"{base.key}-{remedy}-{view.fingerprint()[:6]}{f'-{owner[:4]}' if owner else ''}"
         if self.repaired.get(key) is None:
-            reading = dict(base.reading)
             self.models[key] = ServedModel(
-                key, key, base.kind, view, Queue(key), reading=reading, frame=base.frame,
+                key, key, base.kind, view, Queue(key), reading=dict(base.reading), frame=base.frame,
                 owner=owner,
             )  # fmt: skip
             self.repaired.put(key, key)
         return key
-
-    def _end_model(self, key: str) -> None:
-        self.models.pop(key).queue.close()
 
     def sample(self, id: str) -> OpenedPicture:
         """A sample; the latest are kept in memory. A sample that cannot be read is removed."""

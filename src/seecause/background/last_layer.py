@@ -92,7 +92,7 @@ def last_layer(model: VisionModel) -> LastLayer:
         weight, bias = own.weight, own.bias
     else:
         reason = f"{model.name} does not end in one linear layer"
-        raise NotDefined("the last layer", reason, "Fit a new last layer instead")
+        raise NotDefined("the last layer", reason, "Use remedies that change heads or all weights")
     weight = weight.detach().double().cpu()
     shift = weight.new_zeros(len(weight))  # a text head has one bias for all
     return LastLayer(weight, shift if bias is None else shift + bias.detach().double().cpu())

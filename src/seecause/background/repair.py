@@ -434,7 +434,8 @@ class Repair(Result):
     @property
     def outcome(self) -> str:
         """ "repaired" if the whole interval of the gain on test images is above zero, the loss is
-        not shown to exceed its limit, and an audit of the new model does not say "yes"."""
+        not shown to exceed its limit, and an audit of the new model has enough images and does
+        not say "yes"."""
         if self.remedy == "nothing":
             return "unchanged"
         if not self.numbers()["gain low"] > 0:
@@ -442,8 +443,7 @@ class Repair(Result):
         limit = self.record.get("max loss")
         if limit is not None and self.candidates[self.remedy].test["loss low"] > limit:
             return "improved, but at a loss above its limit,"
-        still = self.verdict_after == "yes"
-        return "improved, but still predicting from the background," if still else "repaired"
+        return _OUTCOMES.get(self.verdict_after, "repaired")
 
     @property
     def sentence(self) -> str:
@@ -521,6 +521,10 @@ class Repair(Result):
 
 
 _NO_GAIN = "no remedy improves validation images by more than chance; nothing was changed."
+_OUTCOMES = {  # by the verdict on the new model
+    "yes": "improved, but still predicting from the background,",
+    "too few": "improved, but on too few test images for a verdict,",
+}
 _NOTHING = {
     "no": "nothing to repair: its predictions hardly depend on what was exchanged.",
     "too few": (

@@ -378,9 +378,11 @@ class Predictions:
     @cached_property
     def draw_error(self) -> float:
         """Standard error of extra flips by the draw of backgrounds alone, for these images."""
-        drawn = max(1, int(self.versions.number.max()))  # one less than the versions of a kind
+        drawn = int(self.versions.number.max())  # one less than the versions of a kind
         shares = torch.stack(self.compared).nan_to_num()
-        return float((shares * (1 - shares) / drawn).sum().sqrt() / max(1, shares.shape[1]))
+        if not drawn and not self.versions.paired:  # one draw does not show its spread
+            shares[:] = shares.mean(dim=1, keepdim=True)
+        return float((shares * (1 - shares) / max(1, drawn)).sum().sqrt() / max(1, shares.shape[1]))
 
     @cached_property
     def compared(self) -> tuple[Tensor, Tensor]:

@@ -292,14 +292,6 @@ def n_attentions(model: VisionModel) -> int:
     return model.n_layers + (model.readout.latent is not None)
 
 
-def check_start(model: VisionModel, start: int) -> None:
-    """Raises if the model has no attention with this number."""
-    if not 0 <= start < n_attentions(model):
-        raise BadOption(
-            "start", start, f"0-{n_attentions(model) - 1}, the index of the first attention to use"
-        )
-
-
 def probabilities(step: Step) -> Tensor:
     """The attention probabilities of a block, [B, H, R, K]."""
     return attention_weights(step.q, Bank(step.k, step.v, bias=step.bias), scale=step.block.scale)
@@ -350,7 +342,8 @@ def read_rows(model: VisionModel, layout: TokenLayout, attention: Tensor) -> Ten
 
 def _run_to(model: VisionModel, images: Tensor, at: At, start: int) -> Tensor:
     """States that enter block `start`."""
-    check_start(model, start)
+    if not 0 <= start < (count := n_attentions(model)):
+        raise BadOption("start", start, f"0-{count - 1}, the index of the first attention to use")
     return walk(model, model.embed(images), at, stop=start).end()
 
 

@@ -179,7 +179,7 @@ def single_deletion(
     The result [B], from -1 to 1, is the rank correlation over `cells` x `cells` cells.
     """
     scorer = image_scorer(model, images, target, score=score)
-    pixels = to_pixels(maps.to(scorer.images.device), scorer.size)
+    pixels = to_pixels(scorer.one_each(maps), scorer.size)
     single = torch.eye(cells**2, dtype=torch.bool, device=pixels.device).unflatten(1, (cells, -1))
     covers = spread_out(single, scorer.size)  # [cells^2, H, W]
     sums = exact_sums(pixels.flatten(1), covers.flatten(1))

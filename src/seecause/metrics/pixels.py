@@ -139,7 +139,7 @@ class ImageScorer:
     def size(self) -> Size:
         return self.images.shape[-2], self.images.shape[-1]
 
-    def _one_each(self, maps: Tensor) -> Tensor:
+    def one_each(self, maps: Tensor) -> Tensor:
         """The maps on the device of the images."""
         if len(maps) != len(self.images):
             expected = f"one map for each of the {len(self.images)} images"
@@ -148,11 +148,11 @@ class ImageScorer:
 
     def cells(self, maps: Tensor) -> Tensor:
         """Maps by patch [B, gh, gw], float64."""
-        return to_grid(self._one_each(maps), self.size, self.grid)
+        return to_grid(self.one_each(maps), self.size, self.grid)
 
     def ranks(self, maps: Tensor, order: Order) -> tuple[Tensor, int]:
         """`importance_ranks` of one map for each image."""
-        return importance_ranks(self._one_each(maps), self.size, self.grid, order)
+        return importance_ranks(self.one_each(maps), self.size, self.grid, order)
 
     @torch.no_grad()
     def each(self, variants: int, changed: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

@@ -394,14 +394,8 @@ def _preprocess_file(path: Path) -> Preprocess | Named:
         raise BadOption("preprocess", str(path), expected) from None
 
 
-# steps of transforms that change neither geometry nor values beyond what is read here
-HARMLESS = {"ToTensor", "MaybeToTensor", "PILToTensor", "ToImage", "ToDtype", "ConvertImageDtype"}
-HARMLESS |= {"MaybeConvertMode", "ToRGB", "RGB"}
-KNOWN = {"Resize", "CenterCrop", "CenterCropOrPad", "Normalize"}
-
-
 def _of_transform(transform: Any) -> Preprocess:
-    """Preprocessing from the steps of a transform."""
+    """Preprocessing from the steps of a transform, compared with what it makes of an image."""
 
     def refuse(what: Any, expected: str) -> BadOption:
         return BadOption("preprocess", str(what)[:60], f"Resize, CenterCrop, Normalize: {expected}")
@@ -409,14 +403,13 @@ def _of_transform(transform: Any) -> Preprocess:
     def sides(size: Any) -> tuple[int, ...]:
         return tuple(size) if isinstance(size, Iterable) else (size,)
 
-    steps = {type(step).__name__: step for step in getattr(transform, "transforms", [transform])}
+    steps = {type(step).__name__: step for step in _flat(transform)}
     if preset := steps.get("ImageClassification"):  # of torchvision's weights
         resize = normalise = preset
         scaled, cut = sides(preset.resize_size), sides(preset.crop_size)
     else:
-        for name, step in steps.items():
-            if name not in KNOWN | HARMLESS and "rgb" not in str(step).lower():
-                raise refuse(name, "give the transform of evaluation, not of training")
+        if any("Rand" in name or "Augment" in name for name in steps):
+            raise refuse(transform, "give the transform of evaluation, not of training")
         if (resize := steps.get("Resize")) is None:
             raise refuse(transform, "there is no Resize")
         crop = steps.get("CenterCrop", steps.get("CenterCropOrPad"))
@@ -430,15 +423,34 @@ def _of_transform(transform: Any) -> Preprocess:
     scaled, cut = (each * 2 if len(each) == 1 else each for each in (scaled, cut))
     if cut[0] * scaled[1] != cut[1] * scaled[0] or cut[0] > scaled[0]:
         raise refuse(f"a crop of {cut}", f"a part of {scaled} with the same aspect ratio")
-    mean, std = getattr(normalise, "mean", (0.0,) * 3), getattr(normalise, "std", (1.0,) * 3)
-    return Preprocess(
+    mean, std = getattr(normalise, "mean", (0.0,)), getattr(normalise, "std", (1.0,))
+    mean, std = (  # timm's are of 32 bits; one is for all channels
+        tuple(float(str(np.float32(value))) for value in values) * (3 // len(values))
+        for values in (mean, std)
+    )
+    read = Preprocess(
         size=(cut[0], cut[1]),
-        mean=tuple(float(str(np.float32(value))) for value in mean),  # timm's are of 32 bits
-        std=tuple(float(str(np.float32(value))) for value in std),
+        mean=mean,
+        std=std,
         crop=cut[0] / scaled[0],
         squash=squash,
         filter=str(getattr(resize.interpolation, "value", resize.interpolation)),
     )
+    colours = np.random.default_rng(0).integers(0, 256, (9, 12, 3), np.uint8)
+    image = Image.fromarray(colours).resize((431, 357), Image.Resampling.BICUBIC)
+    made, ours = transform(image), read(image)[0]
+    if not isinstance(made, Tensor) or made.shape != ours.shape:
+        raise refuse(transform, f"it returns no tensor of {list(ours.shape)}")
+    if float((made.float() - ours).abs().mean()) > 0.01 / min(read.std):
+        raise refuse(transform, "in this order, of pixels of 0-1, they give other pixels")
+    return read
+
+
+def _flat(transform: Any) -> list[Any]:
+    """The steps of a transform, and of transforms in it."""
+    if not hasattr(transform, "transforms"):
+        return [transform]
+    return [each for step in transform.transforms for each in _flat(step)]
 
 
 def one_frame(config: Named) -> Named:

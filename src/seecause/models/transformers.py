@@ -97,6 +97,8 @@ def _block(native: Any, name: str, rotate: Rotate | None) -> Block:
     )
     heads = first(attention, "num_attention_heads", "num_heads")
     width = q.out_features // heads
+    if (mlp := getattr(native, "mlp", None)) is None:  # VideoMAE keeps its halves in the block
+        mlp = chain(native.intermediate, native.output.dense, native.output.dropout)
     return Block(
         name=name,
         native=native,
@@ -110,17 +112,10 @@ def _block(native: Any, name: str, rotate: Rotate | None) -> Block:
         branch=getattr(native, "layer_scale1", same),
         feed=chain(
             first(native, "norm2", "layernorm_after", "layer_norm2"),
-            _mlp(native),
+            mlp,
             getattr(native, "layer_scale2", same),
         ),
     )
-
-
-def _mlp(native: Any) -> Any:
-    """VideoMAE keeps the halves of its MLP in the block, the second with a residual."""
-    if hasattr(native, "mlp"):
-        return native.mlp
-    return chain(native.intermediate, native.output.dense, native.output.dropout)
 
 
 def _rotate(rope: Any, x: Tensor, at: At) -> Tensor:

@@ -167,7 +167,7 @@ def worst_section(
         truth = model.class_name(int(audit.data.need_labels()[place]))
         image = versions[version : version + 1][0]
         donor = model.class_name(int(versions.donor_labels[version]))
-        name = f"background: {donor}" if audit.masks is not None else "its other version"
+        name = f"background of: {donor}" if audit.masks is not None else "its other version"
         plain = [each.judged.plain[place] for each in audits]
         moved = [each.judged.moved[version] for each in audits]
         shots = [
@@ -183,8 +183,9 @@ def worst_section(
         ]
         cards.append(Card(audit.data.ids[place], shots=shots))
     note = (
-        "Each object as it is, and on the background of an image with another prediction; the true"
-        " class is bold. Where the object is not what was cut out, the numbers mean little."
+        "Each object as it is, and on the background of an image with another prediction, whose"
+        " class is named; the true class is bold. Where the object is not what was cut out, the"
+        " numbers mean little."
     )
     if audit.masks is None:
         note = "Each image, and its second version; the true class is bold."

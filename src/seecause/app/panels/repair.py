@@ -295,7 +295,7 @@ def copy(context: ActionContext, request: RepairRequest) -> Reply:
     """Python code that computes these results without the app."""
     source = None if request.masks == GIVEN else OWN
     if request.masks not in (GIVEN, OWN, context.served.key):
-        source = context.state.served(request.masks).spec
+        source = context.state.served(request.masks, context.session.id).spec
     options = {"groups": _remedy(request.remedy).needs_groups, "force": request.force}
     options = {name: True for name, value in options.items() if value}
     masks = {} if source is None else {"masks": source}
