@@ -95,7 +95,7 @@ def test_heads_are_removed_by_validation_images(biased, splits):
 
 @pytest.fixture(scope="module")
 def repaired(biased):
-    return sc.repair(biased, scenes(80, usual=0.9, seed=1), per_image=4)
+    return sc.repair(biased, scenes(120, usual=0.9, seed=1), per_image=4)
 
 
 def test_a_shortcut_is_repaired_and_reported_on_other_pictures(repaired):
@@ -103,7 +103,7 @@ def test_a_shortcut_is_repaired_and_reported_on_other_pictures(repaired):
     assert repaired.after.flips < repaired.before.flips - 0.3
     assert repaired.after.transplant_worst > repaired.before.transplant_worst + 0.3
     record = repaired.record
-    assert record["train"] + record["validation"] + record["test"] == 80
+    assert record["train"] + record["validation"] + record["test"] == 120
     assert "repaired by" in repaired.sentence
     n = repaired.numbers()
     difference = n["after other accuracy"] - n["before other accuracy"]
@@ -408,7 +408,7 @@ def test_the_card_says_what_was_done_what_it_cost_and_on_which_data(repaired):
     for line in (
         f"{repaired.candidates[repaired.remedy].done} Object masks: given masks.",
         "Take care.",
-        "scenes: 48 training images, 16 validation images; reported on 16 images of scenes. Seed 0",
+        "scenes: 72 training images, 24 validation images; reported on 24 images of scenes. Seed 0",
         f"| flips | {n['before flips']:.3f} | {n['after flips']:.3f} |",
         "## Load it\n\nso",
     ):

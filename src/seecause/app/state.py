@@ -159,7 +159,9 @@ class ServerState:
 
     def add_repaired(self, base: ServedModel, remedy: str, view: VisionModel, owner: str) -> str:
         """Serve a repaired model beside the one that it was made from; returns its key."""
-        key = f"{base.key}-{remedy}-{view.fingerprint()[:6]}{f'-{owner[:4]}' if owner else ''}"
+        key = f"{base.key}-{remedy}{f'-{owner[:4]}' if owner else ''}"
+        if key in self.models and self.models[key].view is not view:
+            key += f"-{view.fingerprint()[:6]}"  # repaired by the same remedy with other options
         if self.repaired.get(key) is None:
             self.models[key] = ServedModel(
                 key, key, base.kind, view, Queue(key), reading=dict(base.reading), frame=base.frame,

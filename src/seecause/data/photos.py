@@ -69,6 +69,11 @@ class Photo:
     points: tuple[tuple[float, float, float], ...] | None = None
 
 
+def read_photo(photo: Photo) -> Image.Image:
+    """The image in a file of one image."""
+    return read_image(photo.path)
+
+
 def read_photo_mask(photo: Photo) -> Tensor:
     """The mask in a file of one mask."""
     assert photo.mask is not None
@@ -84,7 +89,7 @@ class Photos:
     photos: Sequence[Photo]
     read_mask: Callable[[Photo], Tensor] = read_photo_mask  # [H, W] as in `Sample`
     places: Names = ()  # names of the second code of groups
-    read_image: Callable[[Photo], Image.Image] = lambda photo: read_image(photo.path)
+    read_image: Callable[[Photo], Image.Image] = read_photo
 
     def __post_init__(self) -> None:
         if not self.photos:
