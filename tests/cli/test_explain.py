@@ -106,7 +106,7 @@ def test_a_tree_of_classes_is_walked_and_compared_with_the_answers(tmp_path):
     )
     page = (tmp_path / "out" / "index.html").read_text()
     assert page.count("data-background=") == 4
-    assert "% of the map above its median on the background" in page
+    assert "highest half lies on the background" in page
 
 
 def test_json_is_all_that_is_printed(tmp_path):

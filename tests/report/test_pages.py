@@ -108,7 +108,8 @@ def test_a_card_says_whether_the_prediction_is_right_and_where_the_map_lies():
         explanation(), truths=["tabby", "dog"], background=[0.25, None], background_area=[0.5, 0.5]
     )
     body = explain_section(known).body
-    assert "right; 25% of the map above its median on the background (an even map: 50%)" in body
+    assert "right; 25% of the map&#39;s highest half lies on the background" in body
+    assert "which is 50% of the image" in body
     assert "wrong: it is dog" in body and "caap: tabby" in body
     other = explain_section(explanation(methods=("mosaic", "rollout"))).body
     assert "mosaic: tabby" in other
