@@ -136,7 +136,9 @@ def test_two_users_do_not_see_each_others_pictures_or_jobs(client, headers):
         (b"no picture at all", "not an image"),
         (png()[:60], "damaged"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n", "not an image"),
+        (png((1, 1)), "too small"),
         (png((3, 900)), "too long and thin"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not an image"),
         (b"\x89PNG\r\n\x1a\n" + b"\0" * (21 << 20), "more than 20 MB"),
     ],
 )

@@ -119,7 +119,7 @@ def repair(
     *,
     model: str = TWO_MODELS[-1],
     count: int = 48,
-    tested: int = 16,
+    tested: int = 32,
     shown: int = 3,
 ) -> DemoSections:
     """A model that predicts from the background, repaired without group labels."""
