@@ -64,6 +64,7 @@ FEWEST_PATCHES = 12  # patches per side of the fill grid, at least, if masks are
 REFUSALS = ("", "empty", "covering the image", "fragmented", "outlier")
 SMALLEST, LARGEST = 0.002, 0.95  # share of the image that a mask may cover
 FAR = 8.0  # robust standard deviations from which a cut is an outlier to the model
+OF_VERSIONS = ("source", "donor", "number", "control")  # fields with a row for each version
 FEWEST = 5  # minimum number of images of a cell in `worst_cell`; smaller cells are pooled
 AT_ONCE = 256  # versions rendered at once
 _DRAW, _FILL = 1, 2  # stream identifiers for the random hash
@@ -147,8 +148,7 @@ class Versions:
         if before is None:
             return Predictions(self, *self._over(logits_of, model))
         new = self.number > before.versions.number.max()
-        names = ("source", "donor", "number", "control")
-        rest = replace(self, memo={}, **{name: getattr(self, name)[new] for name in names})
+        rest = replace(self, memo={}, **{name: getattr(self, name)[new] for name in OF_VERSIONS})
         plain, more = rest._over(logits_of, model)
         moved = more.new_empty(len(self), more.shape[1])
         moved[new.cpu()], moved[~new.cpu()] = more, before.moved
@@ -254,8 +254,7 @@ def versions_to_test(
         return moved
     same = transplant(data, donors="same-class", **options)
     same = replace(same, control=torch.ones_like(same.control))
-    names = ("source", "donor", "number", "control")
-    both: Any = {n: torch.cat([getattr(each, n) for each in (moved, same)]) for n in names}
+    both: Any = {n: torch.cat([getattr(each, n) for each in (moved, same)]) for n in OF_VERSIONS}
     return Versions(data, **both, seed=seed)
 
 
