@@ -659,6 +659,7 @@ def main(
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if not os.environ.get("PYTHONPYCACHEPREFIX"):  # libraries may lie in a read-only folder
             os.environ["PYTHONPYCACHEPREFIX"] = str(place / "compiled")
+            os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
             warm = ["--out", str(place / "warm"), "--quiet"]
             subprocess.run(own("explain", "critters:clean:test#0", *warm), check=True)
         reading = Reading(weights=weights, input=prepared)

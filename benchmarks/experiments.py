@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=int, default=480)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--only", help="these experiments, with commas between them")
     parser.add_argument("--limit", type=int, help="to try it: so few images, cheap settings")
     asked = parser.parse_args()
     if asked.action == "pack":
@@ -100,6 +101,7 @@ def run_all(asked: argparse.Namespace) -> None:
         words = [sys.executable, __file__, name, str(asked.real), str(asked.out)]
         words += ["--seconds", str(asked.seconds), "--device", asked.device]
         words += ["--limit", str(asked.limit)] if asked.limit else []
+        words += ["--only", asked.only] if asked.only else []
         with (asked.out / f"{name}.log").open("ab") as log:
             running.append(subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT))
         if asked.device == "cpu":
@@ -125,6 +127,8 @@ def run_list(asked: argparse.Namespace, entries: Sequence[Entry]) -> None:
 
     cells = asked.out / "cells" / asked.action
     for name, limit, data, more in entries:
+        if asked.only and name not in asked.only.split(","):
+            continue
         given = {key: spec.format(asked.real) for key, spec in data.items()}
         if data:
             more = more | {"models": ["vit-ti"], "weights": {"vit-ti": f"{asked.real / WEIGHTS}"}}

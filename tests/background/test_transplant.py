@@ -38,14 +38,13 @@ def test_transplants_equal_the_slow_twin(donors, fine):
     images, masks, labels = scene()
     masks[5] = False  # no object: a donor only
     masks[6] = True  # no background: neither
-    side = 4
-    if fine:
-        masks = masks.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)
-        masks[:5, 3:9, 1:6] = torch.rand(5, 6, 5, generator=torch.Generator().manual_seed(1)) < 0.6
-        side = 2  # 12 patches a side fill holes where masks are by pixels
+    large = masks.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)
+    if fine:  # on pixels, not on patches
+        large[:5, 3:9, 1:6] = torch.rand(5, 6, 5, generator=torch.Generator().manual_seed(1)) < 0.6
+        masks = large
     moved = moved_of(images, masks, labels, per_image=3, donors=donors, seed=5)
     keys = content_keys(images).tolist()
-    slow = twin.transplant(images, masks, labels.tolist(), 3, donors, 5, side=side, keys=keys)
+    slow = twin.transplant(images, large, labels.tolist(), 3, donors, 5, side=2, keys=keys)
     assert moved.source.tolist() == [i for i, _, _ in slow]
     assert moved.donor.tolist() == [j for _, j, _ in slow]
     assert_close(moved[:], torch.stack([picture for _, _, picture in slow]), atol=1e-10, rtol=0)

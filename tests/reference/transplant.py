@@ -37,7 +37,7 @@ def grown(mask: Tensor) -> Tensor:
 
 
 def hole(mask: Tensor, side: int) -> Tensor:
-    """What is filled of a background [gh, gw]; `side` is 1 for a mask on patches."""
+    """What is filled of a background [gh, gw]."""
     rows, columns = mask.shape[0] // side, mask.shape[1] // side
     share = mask.double().reshape(rows, side, columns, side).mean(dim=(1, 3))
     whole = grown(share >= 0.5) | (share > 0)
@@ -50,8 +50,7 @@ def transplant(
 ) -> list[tuple[int, int, Tensor]]:  # fmt: skip
     """(i, j, picture) of all transplants; `side` is the patch's in pixels, `keys`
     identify pictures."""
-    by_pixels = masks.shape[1:] == images.shape[2:]
-    holes = [hole(mask, side if by_pixels else 1) for mask in masks]
+    holes = [hole(mask, side) for mask in masks]
     results = []
     for i, label in enumerate(labels):
         if not masks[i].any() or masks[i].all():
@@ -65,7 +64,8 @@ def transplant(
         for number in range(per_image if pool else 0):
             j = pool[number % len(pool)]
             behind = filled(images[j], holes[j], mixed(keys[i], number), seed, side)
-            results.append((i, j, put(images[i], masks[i], behind, side)))
+            share = blurred(masks[i].to(images.dtype))
+            results.append((i, j, share * images[i] + (1 - share) * behind))
     return results
 
 
@@ -86,17 +86,6 @@ def block(cell: int, columns: int, side: int) -> tuple[slice, slice, slice]:
     row, column = divmod(cell, columns)
     down, across = row * side, column * side
     return slice(None), slice(down, down + side), slice(across, across + side)
-
-
-def put(picture: Tensor, mask: Tensor, behind: Tensor, side: int) -> Tensor:
-    new = behind.clone()
-    if mask.shape != picture.shape[1:]:
-        for cell in mask.flatten().nonzero()[:, 0].tolist():
-            place = block(cell, mask.shape[1], side)
-            new[place] = picture[place]
-        return new
-    share = blurred(mask.to(picture.dtype))
-    return share * picture + (1 - share) * behind
 
 
 def blurred(mask: Tensor) -> Tensor:

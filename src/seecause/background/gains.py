@@ -45,7 +45,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from seecause.background.images import LabelledImages, images_of, on_pixels
+from seecause.background.images import LabelledImages, images_of
 from seecause.engine.chunks import run_in_chunks
 from seecause.engine.trace import blank_image
 from seecause.errors import BadOption, NotDefined
@@ -152,9 +152,9 @@ class Erased:
                 raise BadOption("fill", "swap", expected)
             return found
         device, inside = data.images.device, None
-        hard = on_pixels(masks.hard[rows], data.size).to(device)
+        hard = masks.hard[rows].to(device)
         if masks.inside is not None:
-            inside = on_pixels(masks.inside[rows], data.size).to(device)
+            inside = masks.inside[rows].to(device)
         erased = erase(self.model, data.images[rows], hard, self.fill, inside=inside)
         return [erased[ERASED.index(view)] for view in views]
 

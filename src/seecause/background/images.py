@@ -73,7 +73,7 @@ class PerImage:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Masks(PerImage):
-    """Object masks of images, on pixels or on the model's patches.
+    """Object masks of images. Masks on patches are enlarged to pixels with the images they are of.
 
     Attributes:
         hard: [N, h, w] bool, True on the object.
@@ -197,6 +197,10 @@ class LabelledImages(PerImage):
                     f"a mask for each image of {list(self.images.shape)}, on pixels or patches"
                 )
                 raise BadOption(name, [count, *grid], expected)
+            if masks.hard.shape[1:] != self.size:
+                inside = None if masks.inside is None else on_pixels(masks.inside, self.size)
+                large = replace(masks, hard=on_pixels(masks.hard, self.size), inside=inside)
+                object.__setattr__(self, name, large)
 
     def __repr__(self) -> str:
         return f"LabelledImages({len(self)} of {self.name})"

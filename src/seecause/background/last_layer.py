@@ -17,12 +17,12 @@ means the same for every model. With an anchor the ridge penalty is |W - anchor|
 without an image keep their rows.
 
 Fine-tuning trains all weights on versions of images, each with the label of its object, classes
-balanced, or with probabilities that are given. AdamW with a low learning rate, half of the images
-mirrored, bfloat16 on a GPU. After each
-epoch `score` evaluates the model; training stops when the score has not risen for `PATIENCE`
-epochs. With a checkpoint file, a killed training continues from its last whole epoch and ends with
-the same weights. Under `torchrun` processes share each batch and add their gradients; the first
-process decides and writes.
+balanced, or with probabilities that are given. AdamW with a low learning rate, random crops of at
+least `LEAST` of each version (whole versions where probabilities are given), half of them mirrored,
+bfloat16 on a GPU. After each epoch `score` evaluates the model; training stops when the score has
+not risen for `PATIENCE` epochs. With a checkpoint file, a killed training continues from its last
+whole epoch and ends with the same weights. Under `torchrun` processes share each batch and add
+their gradients; the first process decides and writes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ STRENGTH = 0.01  # C of the ridge regression
 MOST = 8  # maximum number of directions that are removed
 STRENGTHS = (1.0, 0.7, 0.3, 0.1, 0.07, 0.03, 0.01)  # values of C that DFR tries
 REFITS = 20  # fits that DFR averages
-DECAY, CLIP, PATIENCE = 0.05, 1.0, 2  # of fine-tuning
+DECAY, CLIP, PATIENCE, LEAST = 0.05, 1.0, 2, 0.35  # of fine-tuning
 
 
 @dataclass(frozen=True, eq=False)
@@ -375,6 +375,18 @@ def _shuffled(member: np.ndarray, draw: np.random.Generator) -> list[np.ndarray]
     return [draw.permutation(np.flatnonzero(member == group)) for group in range(member.max() + 1)]
 
 
+def random_crops(images: Tensor, chances: Tensor) -> Tensor:
+    """Crops of images [n, 3, H, W], enlarged to their size, as numbers [4, n] in [0, 1] say: area,
+    place across and down, and whether it is mirrored."""
+    area, *places, mirrored = chances.to(images)
+    side = (LEAST + (1 - LEAST) * area).sqrt()
+    zero, turned = torch.zeros_like(side), torch.where(mirrored < 0.5, -side, side)
+    across, down = ((2 * place - 1) * (1 - side) for place in places)
+    rows = torch.stack([turned, zero, across, zero, side, down], dim=1)
+    grid = F.affine_grid(rows.unflatten(1, (2, 3)), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
 def fine_tune(
     model: VisionModel,
     versions: Versions,
@@ -431,14 +443,15 @@ def fine_tune(
             done = (epoch + number / len(order)) / epochs
             for group in optimizer.param_groups:  # a short warm-up, then linearly to 0
                 group["lr"] = rate * min(1.0, 20 * done + 0.05) * (1 - done)
-            mirrored = torch.rand(len(rows), generator=draw, dtype=torch.float32) < 0.5
+            chances = torch.rand(4, len(rows), generator=draw, dtype=torch.float32)
+            if targets is not None:  # probabilities are those of whole versions
+                chances[0] = 1
             mine = torch.arange(processes.rank, len(rows), processes.world)
             share = weights[rows[mine].to(device)] / len(rows)
             if len(mine) == 0:  # a small last batch: this process adds a gradient of 0
                 mine, share = mine.new_zeros(1), weights.new_zeros(1)
             images = versions[rows[mine].to(versions.source.device)]
-            turned = mirrored[mine].to(images.device)[:, None, None, None]
-            images = torch.where(turned, images.flip(-1), images).to(device)
+            images = random_crops(images.to(device), chances[:, mine])
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=on_gpu):
                 logits = wide(view.native(images))
             nll = F.cross_entropy(logits, goals[rows[mine].to(device)], reduction="none")

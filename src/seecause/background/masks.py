@@ -2,12 +2,13 @@
 
     given       masks that came with the data
     network     another model (the backbone that the model was fine-tuned from, or any other): its
-                attribution maps, binarised by Otsu's threshold
+                attribution maps, enlarged to pixels and binarised by Otsu's threshold
     own         the model's own maps: a biased model marks the background, so this warns
     discovered  the pixels that keep the model's own prediction (`discover_masks`)
 
-Maps of a network are brought to the patches of the model under study. Where images have masks of
-their own, `overlap` is the intersection over union with these.
+Smooth outlines matter: cut along patches, each token is all object or all background, and a model
+that is trained on such cuts learns to tell them from images. Where images have masks of their own,
+`overlap` is the intersection over union with these.
 
 Masks are discovered by optimisation (CIGMA, phase 1; after Fong & Vedaldi 2017). For each image a
 mask M in [0, 1] on a coarse grid is fitted so that what it shows keeps the prediction, and little
@@ -117,7 +118,7 @@ def object_masks(
         **options: Options of the attribution method, or of `discover_masks`.
 
     Returns:
-        `Masks`, on pixels or on the model's patches.
+        `Masks`, on the pixels of the model's frame.
 
     Raises:
         BadOption: If the data has no masks, or an option has no use with this source.
@@ -128,7 +129,7 @@ def object_masks(
         >>> data = sc.data.open_data("critters:certified:test", limit=4)
         >>> masks = object_masks(model, data, "builtin:critters-vit")
         >>> masks.hard.shape, masks.overlap.shape
-        (torch.Size([4, 12, 12]), torch.Size([4]))
+        (torch.Size([4, 96, 96]), torch.Size([4]))
     """
     data = images_of(model, data)
     if callable(source) and not isinstance(source, ImageModel):
@@ -153,14 +154,12 @@ def object_masks(
 
 
 def _overlap(hard: Tensor, truth: Masks | None) -> Tensor | None:
-    """[N] float64 on the CPU: IoU of masks [N, h, w] with those of the data, on pixels, or on
-    patches where that is what `hard` has; NaN where nothing is known."""
+    """[N] float64 on the CPU: IoU of masks [N, H, W] with those of the data; NaN where nothing is
+    known."""
     if truth is None:
         return None
     codes = truth.hard.int()
-    if hard.shape != codes.shape:
-        codes = truth.on_patches((hard.shape[1], hard.shape[2])).int()
-    elif truth.inside is not None:
+    if truth.inside is not None:
         codes = codes.masked_fill(~truth.inside, IGNORE)
     from seecause.metrics.annotations import iou
 
@@ -177,19 +176,18 @@ def _by_network(
     cache: str | Path | None,
     progress: Advance,
 ) -> Masks:
-    """Otsu's masks of a network's maps, on the patches of the model."""
-    with model.eval_mode():
-        grid = model.check(data.images).grid
+    """Otsu's masks of a network's maps, on the pixels of the images."""
     run = find(method, network.architecture).run
     from seecause._software import plugin_digest
 
-    facts = [method, options, grid, model.preprocess.mean, model.preprocess.std, plugin_digest(run)]
+    facts = [method, options, model.preprocess.mean, model.preprocess.std, plugin_digest(run)]
     parts = []
     for images in data.images.split(TOGETHER):
-        asked = partial(network_maps, model, network, images, grid, method, options)
-        parts.append(_kept(cache, network, facts, images, asked))
+        asked = partial(network_maps, model, network, images, method, options)
+        maps = _kept(cache, network, facts, images, asked)[:, None].to(model.device)
+        parts.append(otsu(F.interpolate(maps, data.size, mode="bicubic")[:, 0]))
         progress(len(images))
-    hard = otsu(torch.cat(parts).to(model.device))
+    hard = torch.cat(parts)
     same = network.module is model.module or network.weights_digest() == model.weights_digest()
     notes = (OWN_MAPS.format(network.name),) if same else ()
     for note in notes:
@@ -210,21 +208,16 @@ def network_maps(
     model: ImageModel,
     network: ImageModel,
     images: Tensor,
-    grid: tuple[int, int],
     method: str,
     options: dict[str, Any],
 ) -> Tensor:
-    """A network's maps [n, gh, gw] of the model's images, on the CPU."""
+    """A network's maps [n, gh, gw] of the model's images, on the network's patches and the CPU."""
     frame = network.preprocess
     raw = wide(model.preprocess.raw(images)).clamp(0, 1)
-    smooth: Any = {"mode": "bilinear", "antialias": True, "align_corners": False}
     if raw.shape[-2:] != frame.size:
-        raw = F.interpolate(raw, frame.size, **smooth)
+        raw = F.interpolate(raw, frame.size, mode="bilinear", antialias=True)
     seen = frame.normalise(raw).to(network.device, network.dtype)
-    maps = wide(attribute(network, seen, method=method, **options).maps)[:, None]
-    if maps.shape[-2:] != grid:
-        maps = F.interpolate(maps, grid, **smooth)
-    return maps[:, 0].cpu()
+    return wide(attribute(network, seen, method=method, **options).maps).cpu()
 
 
 def _kept(

@@ -13,8 +13,9 @@ First an audit of training and validation images: if its verdict is "no", nothin
 best worst group), if versions of validation images are predicted better than by chance. This also
 holds if too few predictions are correct for a verdict: a model that is nearly always wrong has few.
 Among equals the cheapest is taken, in the order of `REMEDIES`. By default the cheap ones are tried,
-and fine-tuning if the audit said "yes", an audit of the best of them on validation images does not
-say "no" and there are few versions (`AFFORDED`).
+and fine-tuning if the audit said "yes", there are few versions (`AFFORDED`), and the best of them
+leaves something to repair: an audit of validation images does not say "no", or transplant-worst is
+below 1 - `SOME`.
 
 What a remedy costs on plain images is its `loss`, on validation images or on those of `keep`. One
 that loses more than `max_loss` is not taken. By default that is `MAX_LOSS`, and no limit where the
@@ -46,6 +47,7 @@ from seecause.background._export import export as export_model, rendered, zero
 from seecause.background.audit import (
     ENOUGH,
     PER_IMAGE,
+    SOME,
     BackgroundAudit,
     audit_part,
     masked_or_paired,
@@ -637,12 +639,14 @@ def repair(
             advance(1)
     (name, refused), left_out = _choice(view, candidates, splits, verdict, force), ""
     if remedies is None and verdict == "yes" and "fine-tune" not in candidates:
-        left = BackgroundAudit(candidates[name].judge(view, splits.validation)).verdict
+        best = candidates[name]
+        left = BackgroundAudit(best.judge(view, splits.validation)).verdict != "no"
+        left |= best.validation[splits.chosen_by] < 1 - SOME
         most = AFFORDED["cuda" if view.device.type == "cuda" else "cpu"]
-        if left in ("yes", "cannot tell") and len(splits.train) <= most:
+        if left and len(splits.train) <= most:
             candidates["fine-tune"] = _try(view, REMEDIES["fine-tune"], {}, splits)
             name, refused = _choice(view, candidates, splits, verdict, force)
-        elif left in ("yes", "cannot tell"):
+        elif left:
             left_out = (
                 "fine-tune could do better and was not tried unasked: there are"
                 f" {len(splits.train)} versions, more than {most} (--remedies last-layer,fine-tune)"

@@ -2,12 +2,12 @@
 
 Transplants put the object of image i on the background of image j:
 
-    patch p of the result = i's patch p                 inside i's mask
-                            j's patch p                 elsewhere, outside j's erased region
+    pixel p of the result = i's pixel p                 inside i's mask
+                            j's pixel p                 elsewhere, outside j's erased region
                             another patch of j          in it: j's mask grown by one patch
 
-The patches that fill an erased region are drawn from the patches of j outside of it. If masks are
-as fine as the images, the object is cut by pixels, with soft edges. Every draw is a hash of (seed,
+The patches that fill an erased region are drawn from the patches of j outside of it. The object is
+cut by pixels, with soft edges. Every draw is a hash of (seed,
 image, number of the transplant): the first four of eight transplants are those of `per_image=4`.
 Images may be raw or normalised, because copying and mixing commute with normalisation. Transplants
 are rendered when they are indexed, so eight for each image take the memory of one batch.
@@ -48,7 +48,7 @@ from scipy import ndimage
 from torch import Tensor
 
 from seecause._random import bits, lattice
-from seecause.background.images import LabelledImages, logits_of, on_pixels
+from seecause.background.images import LabelledImages, logits_of
 from seecause.background.last_layer import LastLayer, features
 from seecause.errors import BadOption
 from seecause.metrics.statistics import GroupAccuracy
@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 Donors = Literal["any", "same-class", "other-class"]
 SOFT = 1 / 150  # deviation of soft edges, as a share of the image's longer side
-FEWEST_PATCHES = 12  # patches per side of the fill grid, at least, if masks are of pixels
+FEWEST_PATCHES = 12  # patches per side of the fill grid, at least
 REFUSALS = ("", "empty", "covering the image", "fragmented", "outlier")
 SMALLEST, LARGEST = 0.002, 0.95  # share of the image that a mask may cover
 FAR = 8.0  # robust standard deviations from which a cut is an outlier to the model
@@ -98,14 +98,11 @@ class Versions:
             other = (donor == 1)[:, None, None, None]
             return torch.where(other, data.other_background[source], images)
         masks = data.masks.hard.to(source.device)
-        holes = _erased_regions(masks[donor], data.size)
+        holes = _erased_regions(masks[donor])
         drawn = self._keys[source] + _STEP * self.number[rows] & _KEY
         background = _filled(data.images[donor], holes, self.seed, drawn)
         objects, place = source.unique(return_inverse=True)  # each has several versions
-        shapes = masks[objects][:, None]
-        if shapes.shape[-2:] != data.size:
-            return torch.where(on_pixels(shapes, data.size)[place], images, background)
-        share = _softened(shapes.to(images.dtype))
+        share = _softened(masks[objects][:, None].to(images.dtype))
         return images.mul_(share[place]).add_(background.mul_((1 - share)[place]))
 
     @cached_property
@@ -202,7 +199,7 @@ def transplant(
         raise BadOption("masks", None, "object masks: data.with_masks(object_masks(...))")
     masks, device = data.masks.hard, data.images.device
     objects = masks.flatten(1).any(dim=1) & ~masks.flatten(1).all(dim=1)
-    grounds = ~_erased_regions(masks, data.size).flatten(1).all(dim=1)
+    grounds = ~_erased_regions(masks).flatten(1).all(dim=1)
     if data.masks.refused is not None:
         objects, grounds = (some & (data.masks.refused == 0) for some in (objects, grounds))
     # drawn on the CPU: a GPU would synchronise for each image
@@ -475,13 +472,11 @@ def origins(ids: Sequence[str]) -> Tensor:
     return torch.tensor([numbers[name] for name in names])
 
 
-def _erased_regions(masks: Tensor, size: tuple[int, int]) -> Tensor:
-    """Patches of each background that are filled, [n, gh, gw]: the mask grown by one patch; the
-    mask alone if nothing would be left. For masks of pixels, every patch that they touch."""
-    share = masks[:, None].float()
-    if masks.shape[1:] == size:
-        grid = (size[0] // _patch(size[0]), size[1] // _patch(size[1]))
-        share = F.adaptive_avg_pool2d(share, grid)
+def _erased_regions(masks: Tensor) -> Tensor:
+    """Patches of each background that are filled, [n, gh, gw]: those that the mask covers to half,
+    grown by one patch, and all that it touches; these alone if nothing would be left."""
+    sides = [_patch(side) for side in masks.shape[1:]]
+    share = F.avg_pool2d(masks[:, None].float(), sides)
     half, touched = share >= 0.5, share[:, 0] > 0
     grown = (F.max_pool2d(half.float(), 3, stride=1, padding=1)[:, 0] > 0) | touched
     return torch.where(grown.flatten(1).all(dim=1)[:, None, None], touched, grown)

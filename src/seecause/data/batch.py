@@ -77,8 +77,10 @@ def framed_batch(model: Framed, samples: Sequence[Sample]) -> Batch:
     if not samples:
         raise BadOption("samples", None, "at least one sample")
     frame = model.preprocess
-    raw = torch.stack([sample.image for sample in samples])
-    images = frame.normalise(raw).to(model.device, model.dtype)
+    raw = torch.stack(_alike([sample.image for sample in samples])).to(model.device)
+    if raw.dtype == torch.uint8:  # by a tensor: a GPU rounds division by a number otherwise
+        raw = raw.float() / torch.tensor(255.0, device=raw.device)
+    images = frame.normalise(raw).to(model.dtype)
     labels = [sample.label for sample in samples if sample.label is not None]
     if 0 < len(labels) < len(samples):
         expected = "labels for all samples of a batch, or for none"
@@ -174,21 +176,18 @@ def _is_float(image: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _InFrame:
-    """Reads samples of a dataset in a model's frame, each with its second version if asked for;
-    `packed` to be sent to another process."""
+    """Reads samples of a dataset in a model's frame, each with its second version if asked for."""
 
     frame: Preprocess
     data: Any
     places: Sequence[int]
     pairs: bool
-    packed: bool
 
     def __call__(self, number: int) -> list[Sample] | SkippedImage:
         place = self.places[number]
         try:
             versions = [self.data[place], *([self.data.other(place)] if self.pairs else [])]
-            samples = [sample_in_frame(self.frame, sample) for sample in versions]
-            return list(map(_packed, samples)) if self.packed else samples
+            return [_packed(sample_in_frame(self.frame, sample)) for sample in versions]
         except (BadImage, DataMissing) as bad:
             return SkippedImage(sample_ids(self.data)[place], str(bad))
 
@@ -196,12 +195,11 @@ class _InFrame:
 def read_samples(
     frame: Preprocess, data: Dataset, places: Sequence[int], *, pairs: bool = False
 ) -> Iterator[list[Sample] | SkippedImage]:
-    """Samples in a model's frame, raw, in order; with `pairs` each and its second version. An image
-    that cannot be read is a `SkippedImage`. `reading_with` says how many processes read."""
-    workers = readers(data, len(places))
-    reader = _InFrame(frame, data, places, pairs, workers > 0)
-    for read in read_ahead(reader, len(places), workers):
-        yield read if isinstance(read, SkippedImage) else list(map(_unpacked, read))
+    """Samples in a model's frame, raw, in order; with `pairs` each and its second version. Images
+    of 8 bits are given as such, for `framed_batch`. An image that cannot be read is a
+    `SkippedImage`. `reading_with` says how many processes read."""
+    count = len(places)
+    return read_ahead(_InFrame(frame, data, places, pairs), count, readers(data, count))
 
 
 def _packed(sample: Sample) -> Sample:
@@ -211,9 +209,11 @@ def _packed(sample: Sample) -> Sample:
     return replace(sample, image=image) if same else sample
 
 
-def _unpacked(sample: Sample) -> Sample:
-    packed = sample.image.dtype == torch.uint8
-    return replace(sample, image=sample.image.float() / 255) if packed else sample
+def _alike(images: list[Tensor]) -> list[Tensor]:
+    """Raw images, in 8 bits only if all of them are."""
+    if len({image.dtype for image in images}) == 1:
+        return images
+    return [image.float() / 255 if image.dtype == torch.uint8 else image for image in images]
 
 
 def raw_in_frame(frame: Preprocess, image: Tensor) -> Tensor:

@@ -130,7 +130,6 @@ def audit_sections(
 
 def cuts_section(model: ImageModel, data: LabelledImages) -> list[Section]:
     """A sheet of accepted cuts, and one of refused cuts with their reasons; none for pairs."""
-    from seecause.background.images import on_pixels
     from seecause.background.transplant import REFUSALS
 
     if data.masks is None:
@@ -140,10 +139,7 @@ def cuts_section(model: ImageModel, data: LabelledImages) -> list[Section]:
     cards = []
     for refused in (False, True):
         for place in ((reasons > 0) == refused).nonzero()[:SHOWN, 0].tolist():
-            shape = (
-                on_pixels(masks[place], data.size) if masks.shape[1:] != data.size else masks[place]
-            )
-            cut = torch.where(shape, model.preprocess.raw(data.images[place]), 0.5)
+            cut = torch.where(masks[place], model.preprocess.raw(data.images[place]), 0.5)
             title = f"refused: {REFUSALS[int(reasons[place])]}" if refused else "accepted"
             cards.append(Card(data.ids[place], shots=[Shot(title, thumbnail(cut))]))
     refused_count = int((reasons > 0).sum())

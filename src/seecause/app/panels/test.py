@@ -27,7 +27,7 @@ from seecause.app.panels import (
 from seecause.app.panels.repair import GIVEN, mask_source
 from seecause.app.state import ActionContext, OpenedPicture
 from seecause.background.gains import information_gains
-from seecause.background.images import LabelledImages, Masks, logits_of, on_pixels
+from seecause.background.images import LabelledImages, Masks, logits_of
 from seecause.background.masks import object_masks
 from seecause.background.transplant import Versions
 from seecause.errors import BadImage
@@ -116,7 +116,7 @@ def _masks(
     else:
         source: Any = mask_source(context, request.masks)
         with torch.enable_grad():
-            masks = on_pixels(object_masks(model, LabelledImages(images), source).hard, size)
+            masks = object_masks(model, LabelledImages(images), source).hard
     if request.brushed:
         masks[0] = brushed_mask(model, request.brushed)[0]
     return masks
