@@ -14,19 +14,21 @@ from seecause.experiments.base import MODELS, PAPERS, PRINTED, experiments
 from seecause.files import write_atomic
 
 PAGE = Path(__file__).parent / "papers.md"
+ALL = 1_000_000  # images: as many as there are
+MOST = 12  # groups of printed values in a cell
 INTRO = """# Every table and figure of the papers
 
 <!-- made by: python docs/papers.py -->
 
     seecause reproduce --list                                                   # all of them: data, models, GPU hours
     seecause reproduce caap/table-1 --quick                                     # does the command work? An embedded model, no download
-    seecause reproduce caap/table-1 --data imagenet-s=PATH --models vit-l,deit3-l --limit 500 --out OUT
+    seecause reproduce caap/table-1 --data imagenet-s=PATH --models vit-l,deit3-l --as-printed --out OUT
 
-For readers with a paper in hand. The third command runs two of the table's models, joins them in one table and prints the published number, with its error, beside ours. A run that is stopped writes the table of what is finished, and the same command continues; `--workers 4` or `--ray auto` spreads it; experiments with the same `--out` share their finished cells, so that table 2 costs nothing after table 1. `OUT/caap/table-1/` gets table.csv, table.md, table.tex, rows.csv (each image), figure-N.svg, index.html and experiment.json (the protocol).
+For readers with a paper in hand. The third command runs two of the table's models with the paper's settings, joins them in one table and prints the published number, with its error, beside ours. A run that is stopped writes the table of what is finished, and the same command continues; `--workers 4` or `--ray auto` spreads it; experiments with the same `--out` share their finished cells, so that table 2 costs nothing after table 1. `OUT/caap/table-1/` gets table.csv, table.md, table.tex, rows.csv (each image), figure-N.svg, index.html and experiment.json (the protocol).
 
 All 66 experiments with `--quick`, one after the other: 288 s of one core (`python benchmarks/experiments.py quick - OUT`).
 
-`--as-printed` takes the paper's settings at once where our defaults differ; `--option KEY=VALUE` sets one. `--models NAME=timm:MODEL --weights NAME=FILE` runs any other model. `--option target=predicted` explains predictions where the data has other classes than the model.
+The tables below have the values that a paper printed for its own method, models (or data) one after the other with `;` between them, GPU hours (rough guesses) and images (`--limit` changes them). `--as-printed` sets what its column lists, where our defaults differ from the paper; `--option KEY=VALUE` sets one. `--models NAME=timm:MODEL --weights NAME=FILE` runs any other model. `--option target=predicted` explains predictions where the data has other classes than the model.
 """
 MODELS_INTRO = """## Models
 
@@ -74,23 +76,27 @@ def page() -> str:
 def _paper(paper: str) -> str:
     """One line for each table and figure, and below them what differs, each sentence once."""
     known, notes = experiments(), dict[str, int]()
-    head = ("", "shows", "command", "models", "printed for the method", "--as-printed", "differs")
+    head = ("", "shows", "command", "models", "printed for the method")
+    head += ("GPU hours", "images", "--as-printed", "differs")
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, about in PRINTED.items():
         if not name.startswith(f"{paper}/"):
             continue
         entry, label = known.get(name), name.partition("/")[2].replace("-", " ")
         command, models, printed = about.get("command", "not built yet"), "", ""
+        hours, images = "", ""
         command = command if "seecause" not in command else f"`{command}`"
         if entry is not None:
             data = "".join(f" --data {word}=PATH" for word in entry.data if ":" not in word)
             command, models = f"`seecause reproduce {name}{data}`", ", ".join(entry.models)
             printed = ", ".join(f"{key}={value}" for key, value in entry.printed.items())
+            hours = f"{entry.hours:g}" if entry.hours else ""
+            images = "all" if (entry.limit or ALL) >= ALL else str(entry.limit)
         sentences = re.split(r"(?<=\.) (?=[A-Z`])", about.get("differs", ""))
         numbers = (notes.setdefault(text, len(notes) + 1) for text in sentences if text)
-        note = ", ".join(f"({number})" for number in numbers)
+        note = ", ".join(f"({number})" for number in sorted(numbers))
         values = _printed_row(about, paper)
-        cells = (label, about["title"], command, models, values, printed, note)
+        cells = (label, about["title"], command, models, values, hours, images, printed, note)
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", *(f"({number}) {text}\\" for text, number in notes.items()), ""]
     for key, heading in LISTS.items():
@@ -106,7 +112,9 @@ def _printed_row(about: dict[str, Any], method: str) -> str:
     row = rows.get(method, rows.get(about.get("against", ""), every))
     means = ["-" if not v else f"{v[0]:.2f}" if v[1:] else f"{v[0]:g}" for v in row]
     groups = [" / ".join(means[i : i + count]) for i in range(0, len(means), count or 1)]
-    return "; ".join(groups)
+    if not groups or len(groups) > MOST:
+        return "in table.md" if groups else ""
+    return f"{' / '.join(about['values'])}: {'; '.join(groups)}"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from seecause.background import LabelledImages
-from seecause.background.last_layer import fine_tune
+from seecause.background.last_layer import fine_tune, random_crops
 from seecause.background.transplant import Versions
 from seecause.errors import SeecauseError
 from tests.background.repair_toys import numbers, plain_vit, wrapped
@@ -67,6 +67,17 @@ def trained_one_by_one(module, versions, *, seed, epochs, of, rate, batch):
             nn.utils.clip_grad_norm_(module.parameters(), 1.0)
             optimizer.step()
     return module.requires_grad_(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_crops_of_images_in_half_precision_are_those_of_whole_numbers(dtype):
+    images = numbers(0, 3, 3, 224, 224).to(dtype)
+    chances = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
+    chances[0, 0] = 1  # the whole image
+    found, slow = random_crops(images, chances), random_crops(images.double(), chances)
+    assert found.dtype == dtype and (found.double() - slow).abs().max() < 0.02
+    whole = images[0].flip(2) if chances[3, 0] < 0.5 else images[0]
+    assert (found[0].double() - whole.double()).abs().max() < 0.02
 
 
 def loud_vit():

@@ -196,6 +196,28 @@ def test_another_network_is_compared_with_given_masks(biased, data):
     assert "rollout" in object_masks(biased, data, other).source  # a function of the images
 
 
+def test_masks_of_a_network_are_its_enlarged_maps_above_otsus_threshold(biased, data, monkeypatch):
+    images = data.images[:3]
+    maps = torch.rand(3, 6, 6, generator=torch.Generator().manual_seed(0)) - 0.5
+    maps[2] = 0.3  # knows nothing
+    monkeypatch.setattr(masks, "network_maps", lambda *_: maps)
+    found = object_masks(biased, LabelledImages(images), "own").hard
+    for mask, values in zip(found[:2], maps[:2], strict=True):
+        large = F.interpolate(values[None, None], (96, 96), mode="bicubic")[0]
+        assert (mask != otsu(large)[0]).double().mean() < 1e-3  # but for values at the threshold
+        cells = mask.double().unflatten(1, (6, 16)).unflatten(0, (6, 16)).mean(dim=(1, 3))
+        assert ((cells > 0) & (cells < 1)).any()  # outlines cross patches
+    assert not found[2].any()
+
+
+def test_maps_are_kept_apart_by_the_preprocessing_of_the_network(biased, data, tmp_path):
+    network = sc.load("builtin:critters-vit")
+    other = replace(network, preprocess=replace(network.preprocess, mean=(0.2, 0.5, 0.9)))
+    for each in (network, other):
+        object_masks(biased, LabelledImages(data.images), each, cache=tmp_path)
+    assert len([*tmp_path.iterdir()]) == 2
+
+
 def test_the_models_own_maps_come_with_a_warning(biased, data, caplog):
     for source in ("own", biased, "builtin:critters-biased"):  # the same weights, read again
         found = object_masks(biased, LabelledImages(data.images), source)

@@ -135,6 +135,14 @@ def test_fine_tuning_is_tried_where_the_cheap_remedies_leave_the_shortcut(
     assert "fine-tune" not in asked.candidates
 
 
+def test_fine_tuning_is_tried_where_the_worst_cell_stays_low(biased, monkeypatch):
+    cases, tried = scenes(200, usual=0.95, seed=1), []
+    for some in (1.0, -1.0):  # how far below the accuracy: of course not, of course
+        monkeypatch.setattr(_repair, "SOME", some)
+        tried.append("fine-tune" in sc.repair(biased, cases, per_image=2).candidates)
+    assert tried == [False, True]
+
+
 def test_fine_tuning_of_pairs_learns_what_the_model_predicts_for_the_second_version(biased):
     cases = scenes(100, seed=4)
     names = tuple("abcde")

@@ -13,7 +13,13 @@ from torch.testing import assert_close
 
 import seecause as sc
 from seecause.data import IGNORE, Sample, open_data, to_batch
-from seecause.data.batch import class_places, true_positives
+from seecause.data.batch import (
+    _InFrame,
+    class_places,
+    framed_batch,
+    read_samples,
+    true_positives,
+)
 from seecause.data.imagenet import imagenet_wnids
 from seecause.errors import BadImage, BadInput, BadOption, UnknownName
 from seecause.models.base import ImageModel
@@ -45,6 +51,30 @@ def test_photos_and_masks_are_cut_alike(model, tmp_path):
     assert_close(images, model.preprocess(Image.fromarray(pixels)), atol=0, rtol=0)
     white = model.preprocess.raw(images)[0, 0] > 0.5
     assert 0.2 < white.float().mean() < 0.8 and (white != masks[0].bool()).float().mean() < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_images_that_travel_in_8_bits_are_those_of_the_samples(model, tmp_path, dtype):
+    draw = np.random.default_rng(0)
+    for name, size in (("a", (90, 200)), ("b", (32, 48)), ("c", (64, 64))):
+        pixels = draw.integers(0, 256, (*size, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{name}.png")
+    model.module.to(dtype)
+    data = open_data(f"folder:{tmp_path}")
+    read = [sample for (sample,) in read_samples(model.preprocess, data, range(3))]
+    assert {sample.image.dtype for sample in read} == {torch.uint8}
+    found, expected = framed_batch(model, read).images, to_batch(model, data).images
+    assert found.dtype == dtype and found.equal(expected)
+
+
+def test_a_batch_may_mix_images_of_8_bits_with_others(model):
+    fine, coarse = torch.rand(3, 32, 48), torch.randint(256, (3, 32, 48)) / 255
+    data = [Sample(image, 0) for image in (fine, coarse)]
+    read = [
+        sample for (sample,) in map(_InFrame(model.preprocess, data, range(2), False), range(2))
+    ]
+    assert [sample.image.dtype for sample in read] == [torch.float32, torch.uint8]
+    assert framed_batch(model, read).images.equal(to_batch(model, data).images)
 
 
 def test_samples_without_masks_or_labels(model):

@@ -151,10 +151,9 @@ class Erased:
                 expected = "data with other objects on the same backgrounds, or guard=False"
                 raise BadOption("fill", "swap", expected)
             return found
-        device, inside = data.images.device, None
+        device = data.images.device
         hard = masks.hard[rows].to(device)
-        if masks.inside is not None:
-            inside = masks.inside[rows].to(device)
+        inside = None if masks.inside is None else masks.inside[rows].to(device)
         erased = erase(self.model, data.images[rows], hard, self.fill, inside=inside)
         return [erased[ERASED.index(view)] for view in views]
 

@@ -73,7 +73,7 @@ class PerImage:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Masks(PerImage):
-    """Object masks of images. Masks on patches are enlarged to pixels with the images they are of.
+    """Object masks of images, on pixels. `LabelledImages` enlarges masks on patches to pixels.
 
     Attributes:
         hard: [N, h, w] bool, True on the object.

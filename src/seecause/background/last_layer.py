@@ -376,15 +376,16 @@ def _shuffled(member: np.ndarray, draw: np.random.Generator) -> list[np.ndarray]
 
 
 def random_crops(images: Tensor, chances: Tensor) -> Tensor:
-    """Crops of images [n, 3, H, W], enlarged to their size, as numbers [4, n] in [0, 1] say: area,
-    place across and down, and whether it is mirrored."""
-    area, *places, mirrored = chances.to(images)
+    """Crops of images [n, 3, H, W], enlarged to their size. `chances` [4, n] in [0, 1] decide how
+    large each is, where it is (across, down), and whether it is mirrored."""
+    whole = wide(images)  # a grid in half precision misses pixels
+    area, *places, mirrored = chances.to(whole)
     side = (LEAST + (1 - LEAST) * area).sqrt()
     zero, turned = torch.zeros_like(side), torch.where(mirrored < 0.5, -side, side)
     across, down = ((2 * place - 1) * (1 - side) for place in places)
     rows = torch.stack([turned, zero, across, zero, side, down], dim=1)
     grid = F.affine_grid(rows.unflatten(1, (2, 3)), list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+    return F.grid_sample(whole, grid, padding_mode="border", align_corners=False).to(images)
 
 
 def fine_tune(
@@ -413,7 +414,7 @@ def fine_tune(
         epochs: At most so many.
         rate: The highest learning rate.
         batch: Versions per step.
-        seed: Of the order of versions and of mirroring.
+        seed: Of the order of versions, of crops and of mirroring.
         checkpoint: A file from which a killed training continues.
         progress: Is called with the number of versions of each finished step.
 

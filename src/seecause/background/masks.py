@@ -107,7 +107,7 @@ def object_masks(
     """Find the object of each image.
 
     Args:
-        model: The model under study; masks are on its pixels or patches.
+        model: The model under study; masks are on the pixels of its images.
         data: Images, a dataset, or its name.
         source: "given" (or None) for masks that the data brings, masks themselves ([N, H, W] or on
             patches), a network, loaded or by name ("timm:NAME", "hf:NAME", "builtin:NAME", a
@@ -180,12 +180,15 @@ def _by_network(
     run = find(method, network.architecture).run
     from seecause._software import plugin_digest
 
-    facts = [method, options, model.preprocess.mean, model.preprocess.std, plugin_digest(run)]
+    facts = [method, options, plugin_digest(run)]
+    facts += [model.preprocess.record(), network.preprocess.record()]
     parts = []
     for images in data.images.split(TOGETHER):
         asked = partial(network_maps, model, network, images, method, options)
         maps = _kept(cache, network, facts, images, asked)[:, None].to(model.device)
-        parts.append(otsu(F.interpolate(maps, data.size, mode="bicubic")[:, 0]))
+        maps = maps - maps.amin(dim=(2, 3), keepdim=True)  # a constant map stays constant
+        for some in F.interpolate(maps, data.size, mode="bicubic")[:, 0].split(8):
+            parts.append(otsu(some))
         progress(len(images))
     hard = torch.cat(parts)
     same = network.module is model.module or network.weights_digest() == model.weights_digest()
@@ -211,7 +214,7 @@ def network_maps(
     method: str,
     options: dict[str, Any],
 ) -> Tensor:
-    """A network's maps [n, gh, gw] of the model's images, on the network's patches and the CPU."""
+    """A network's maps [n, rows, columns] of the model's images, on the CPU."""
     frame = network.preprocess
     raw = wide(model.preprocess.raw(images)).clamp(0, 1)
     if raw.shape[-2:] != frame.size:

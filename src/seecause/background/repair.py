@@ -15,7 +15,7 @@ holds if too few predictions are correct for a verdict: a model that is nearly a
 Among equals the cheapest is taken, in the order of `REMEDIES`. By default the cheap ones are tried,
 and fine-tuning if the audit said "yes", there are few versions (`AFFORDED`), and the best of them
 leaves something to repair: an audit of validation images does not say "no", or transplant-worst is
-below 1 - `SOME`.
+`SOME` below the accuracy of the original model.
 
 What a remedy costs on plain images is its `loss`, on validation images or on those of `keep`. One
 that loses more than `max_loss` is not taken. By default that is `MAX_LOSS`, and no limit where the
@@ -107,7 +107,7 @@ JUDGED = 400  # maximum number of images for the verdict
 SCORED = 64  # maximum number of pairs for head scores
 HEAD_COUNTS = (1, 2, 4, 8)  # numbers of removed heads that are tried
 PASSES = 4  # of pairs, so that an epoch of fine-tuning has eight versions of an image
-AFFORDED = {"cuda": 16384, "cpu": 1024}  # versions on which fine-tuning is tried unasked
+AFFORDED = {"cuda": 16384}  # versions in an epoch of fine-tuning unasked; elsewhere 1,024
 IN_WORDS = "predicts words, and all its other answers share their weights: no last layer to repair"
 ASKED_INSTEAD = (
     "Audit it (seecause audit --classify name_ll), prune its heads (seecause heads prune"
@@ -261,7 +261,7 @@ def fit_last_layer(model: VisionModel, splits: Splits) -> Candidate:
     """A new last layer on versions, classes balanced, ridge; or part of the way to it."""
     anchored = splits.need_classes(model, "a new last layer")
     features, labels = splits.train.features(model)[1], splits.train.labels
-    old = last_layer(model) if anchored else _layer_or_none(model)
+    old = _layer_or_none(model)
     anchor = old if anchored else None
     layer = new_layer(features, labels, classes=model.n_classes, anchor=anchor)
     layers = {1.0: layer}
@@ -461,8 +461,7 @@ class Repair(Result):
             f" {n['before other accuracy']:.1%} -> {n['after other accuracy']:.1%}, gain"
             f" {n['gain']:+.1%} (95 % interval {n['gain low']:+.1%} to {n['gain high']:+.1%},"
             f" {n['gain images']} test images); flips {n['before flips']:.1%} ->"
-            f" {n['after flips']:.1%}; accuracy {n['before accuracy']:.1%} ->"
-            f" {n['after accuracy']:.1%}; loss on plain images {n['loss']:+.1%} (95 % interval"
+            f" {n['after flips']:.1%}; loss on plain images {n['loss']:+.1%} (95 % interval"
             f" {n['loss low']:+.1%} to {n['loss high']:+.1%})."
         )
 
@@ -639,17 +638,19 @@ def repair(
             advance(1)
     (name, refused), left_out = _choice(view, candidates, splits, verdict, force), ""
     if remedies is None and verdict == "yes" and "fine-tune" not in candidates:
-        best = candidates[name]
-        left = BackgroundAudit(best.judge(view, splits.validation)).verdict != "no"
-        left |= best.validation[splits.chosen_by] < 1 - SOME
-        most = AFFORDED["cuda" if view.device.type == "cuda" else "cpu"]
-        if left and len(splits.train) <= most:
+        best, first = candidates[name], candidates["nothing"]
+        left = best.validation[splits.chosen_by] < first.validation["accuracy"] - SOME or (
+            BackgroundAudit(best.judge(view, splits.validation)).verdict != "no"
+        )
+        most = AFFORDED.get(view.device.type, 1024)
+        count = len(splits.train) * (PASSES if splits.train.paired else 1)
+        if left and count <= most:
             candidates["fine-tune"] = _try(view, REMEDIES["fine-tune"], {}, splits)
             name, refused = _choice(view, candidates, splits, verdict, force)
         elif left:
             left_out = (
                 "fine-tune could do better and was not tried unasked: there are"
-                f" {len(splits.train)} versions, more than {most} (--remedies last-layer,fine-tune)"
+                f" {count} versions in an epoch, more than {most} (--remedies last-layer,fine-tune)"
             )
     part, tests = versions_to_test(view, report, PER_IMAGE, seed=seed + 1), {}
     reported = Judge(view, part, plain[1], groups=True)

@@ -220,9 +220,8 @@ def transplant(
             " or no donor",
             *(skipped, len(data), donors),
         )
-    control = torch.zeros(len(source), dtype=torch.bool)
-    source, donor, number = source.to(device), donor.to(device), number.to(device)
-    return Versions(data, source, donor, number, control.to(device), seed)
+    drawn = [each.to(device) for each in (source, donor, number)]
+    return Versions(data, *drawn, torch.zeros_like(drawn[0], dtype=torch.bool), seed)
 
 
 def versions_to_learn(data: LabelledImages, per_image: int, *, seed: int) -> Versions:
@@ -290,7 +289,7 @@ def check_cuts(model: ImageModel, data: LabelledImages) -> LabelledImages:
     kinds = Counter(REFUSALS[reason] for reason in reasons.tolist() if reason)
     note = f"{count} of {len(data)} cuts are refused and not counted: "
     note += ", ".join(f"{number} {kind}" for kind, number in kinds.items())
-    log.warning("%s", note)
+    log.warning(note)
     notes = (*masks.notes, note)
     return data.with_masks(replace(masks, refused=reasons.to(masks.hard.device), notes=notes))
 
@@ -473,8 +472,8 @@ def origins(ids: Sequence[str]) -> Tensor:
 
 
 def _erased_regions(masks: Tensor) -> Tensor:
-    """Patches of each background that are filled, [n, gh, gw]: those that the mask covers to half,
-    grown by one patch, and all that it touches; these alone if nothing would be left."""
+    """Patches of each background that are filled, [n, gh, gw]: those that the mask touches, and the
+    neighbours of those that it covers to at least half, unless no patch would be left."""
     sides = [_patch(side) for side in masks.shape[1:]]
     share = F.avg_pool2d(masks[:, None].float(), sides)
     half, touched = share >= 0.5, share[:, 0] > 0
