@@ -14,8 +14,8 @@ best worst group), if versions of validation images are predicted better than by
 holds if too few predictions are correct for a verdict: a model that is nearly always wrong has few.
 Among equals the cheapest is taken, in the order of `REMEDIES`. By default the cheap ones are tried,
 and fine-tuning if the audit said "yes", there are few versions (`AFFORDED`), and the best of them
-leaves something to repair: an audit of validation images does not say "no", or transplant-worst is
-`SOME` below the accuracy of the original model.
+leaves something to repair: an audit of validation images says "yes" or "cannot tell", or
+transplant-worst is `SOME` below the accuracy of the original model.
 
 What a remedy costs on plain images is its `loss`, on validation images or on those of `keep`. One
 that loses more than `max_loss` is not taken. By default that is `MAX_LOSS`, and no limit where the
@@ -640,7 +640,7 @@ def repair(
     if remedies is None and verdict == "yes" and "fine-tune" not in candidates:
         best, first = candidates[name], candidates["nothing"]
         left = best.validation[splits.chosen_by] < first.validation["accuracy"] - SOME or (
-            BackgroundAudit(best.judge(view, splits.validation)).verdict != "no"
+            BackgroundAudit(best.judge(view, splits.validation)).verdict in ("yes", "cannot tell")
         )
         most = AFFORDED.get(view.device.type, 1024)
         count = len(splits.train) * (PASSES if splits.train.paired else 1)
