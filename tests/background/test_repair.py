@@ -137,10 +137,11 @@ def test_fine_tuning_is_tried_where_the_cheap_remedies_leave_the_shortcut(
 
 def test_fine_tuning_is_tried_where_the_worst_cell_stays_low(biased, monkeypatch):
     cases, tried = scenes(200, usual=0.95, seed=1), []
-    for some in (1.0, -1.0):  # how far below the accuracy: of course not, of course
+    for some, still in ((1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0)):  # never low, never flips, both
         monkeypatch.setattr(_repair, "SOME", some)
+        monkeypatch.setattr(_repair, "STILL", still)
         tried.append("fine-tune" in sc.repair(biased, cases, per_image=2).candidates)
-    assert tried == [False, True]
+    assert tried == [False, False, True]
 
 
 def test_fine_tuning_of_pairs_learns_what_the_model_predicts_for_the_second_version(biased):

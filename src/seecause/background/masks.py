@@ -187,16 +187,15 @@ def _by_network(
         asked = partial(network_maps, model, network, images, method, options)
         maps = _kept(cache, network, facts, images, asked)[:, None].to(model.device)
         maps = maps - maps.amin(dim=(2, 3), keepdim=True)  # a constant map stays constant
-        for some in F.interpolate(maps, data.size, mode="bicubic")[:, 0].split(8):
-            parts.append(otsu(some))
+        # a few at a time, because sorting pixels takes memory
+        parts += map(otsu, F.interpolate(maps, data.size, mode="bicubic")[:, 0].split(8))
         progress(len(images))
     hard = torch.cat(parts)
     same = network.module is model.module or network.weights_digest() == model.weights_digest()
-    notes = (OWN_MAPS.format(network.name),) if same else ()
+    notes = (OWN_MAPS.format(network.name),) * same
     for note in notes:
-        log.warning("%s", note)
-    whose = "own maps of" if same else "maps of"
-    source = f"{whose} {network.name} ({method}, Otsu's threshold)"
+        log.warning(note)
+    source = f"{'own ' if same else ''}maps of {network.name} ({method}, Otsu's threshold)"
     return Masks(
         hard=hard,
         kind="own" if same else "network",

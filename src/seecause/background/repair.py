@@ -14,8 +14,8 @@ best worst group), if versions of validation images are predicted better than by
 holds if too few predictions are correct for a verdict: a model that is nearly always wrong has few.
 Among equals the cheapest is taken, in the order of `REMEDIES`. By default the cheap ones are tried,
 and fine-tuning if the audit said "yes", there are few versions (`AFFORDED`), and the best of them
-leaves something to repair: an audit of validation images says "yes" or "cannot tell", or
-transplant-worst is `SOME` below the accuracy of the original model.
+leaves something to repair: an audit of validation images says "yes" or "cannot tell", or `STILL`
+of the predictions flip and transplant-worst is below 1 - `SOME`.
 
 What a remedy costs on plain images is its `loss`, on validation images or on those of `keep`. One
 that loses more than `max_loss` is not taken. By default that is `MAX_LOSS`, and no limit where the
@@ -107,6 +107,7 @@ JUDGED = 400  # maximum number of images for the verdict
 SCORED = 64  # maximum number of pairs for head scores
 HEAD_COUNTS = (1, 2, 4, 8)  # numbers of removed heads that are tried
 PASSES = 4  # of pairs, so that an epoch of fine-tuning has eight versions of an image
+STILL = 0.025  # share of flips from which a low transplant-worst is taken for a shortcut
 AFFORDED = {"cuda": 16384}  # versions in an epoch of fine-tuning unasked; elsewhere 1,024
 IN_WORDS = "predicts words, and all its other answers share their weights: no last layer to repair"
 ASKED_INSTEAD = (
@@ -636,22 +637,22 @@ def repair(
         for remedy, settings in entries:
             candidates[remedy.name] = _try(view, remedy, settings, splits)
             advance(1)
-    (name, refused), left_out = _choice(view, candidates, splits, verdict, force), ""
+    (name, refused), left_out = _choice(view, candidates, splits, verdict, force), []
     if remedies is None and verdict == "yes" and "fine-tune" not in candidates:
-        best, first = candidates[name], candidates["nothing"]
-        left = best.validation[splits.chosen_by] < first.validation["accuracy"] - SOME or (
-            BackgroundAudit(best.judge(view, splits.validation)).verdict in ("yes", "cannot tell")
-        )
+        best = candidates[name]
+        low = best.validation[splits.chosen_by] < 1 - SOME and best.validation["flips"] > STILL
+        found = BackgroundAudit(best.judge(view, splits.validation))
+        left = low or found.verdict in ("yes", "cannot tell")
         most = AFFORDED.get(view.device.type, 1024)
         count = len(splits.train) * (PASSES if splits.train.paired else 1)
         if left and count <= most:
             candidates["fine-tune"] = _try(view, REMEDIES["fine-tune"], {}, splits)
             name, refused = _choice(view, candidates, splits, verdict, force)
         elif left:
-            left_out = (
+            left_out = [
                 "fine-tune could do better and was not tried unasked: there are"
                 f" {count} versions in an epoch, more than {most} (--remedies last-layer,fine-tune)"
-            )
+            ]
     part, tests = versions_to_test(view, report, PER_IMAGE, seed=seed + 1), {}
     reported = Judge(view, part, plain[1], groups=True)
     for known, candidate in candidates.items():
@@ -669,7 +670,7 @@ def repair(
         verdict_after = BackgroundAudit(again).verdict
     counts = {"train": train, "validation": validation, "test": report}
     record = _record(view, everything, counts, per_image, seed)
-    record["notes"] += [left_out] if left_out else []
+    record["notes"] += left_out
     record |= {"max loss": max_loss, "keep": None if kept is None else kept.name}
     record |= {"counted": result.compared_images} | ({"refused": refused} if refused else {})
     skipped = (*everything.skipped, *(() if tested is None else tested.skipped))

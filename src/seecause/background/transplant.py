@@ -218,10 +218,13 @@ def transplant(
         log.warning(
             "%d of %d images are not transplanted (donors: %s): no object, no background,"
             " or no donor",
-            *(skipped, len(data), donors),
+            skipped,
+            len(data),
+            donors,
         )
-    drawn = [each.to(device) for each in (source, donor, number)]
-    return Versions(data, *drawn, torch.zeros_like(drawn[0], dtype=torch.bool), seed)
+    source, *drawn = (each.to(device) for each in (source, donor, number))
+    control = torch.zeros_like(source, dtype=torch.bool)
+    return Versions(data, source, *drawn, control=control, seed=seed)
 
 
 def versions_to_learn(data: LabelledImages, per_image: int, *, seed: int) -> Versions:
@@ -274,7 +277,7 @@ def check_cuts(model: ImageModel, data: LabelledImages) -> LabelledImages:
     reasons = torch.tensor([_broken(mask) for mask in masks.hard.cpu().numpy()], dtype=torch.long)
     usable = reasons == 0
     data = data.with_masks(replace(masks, refused=reasons.to(masks.hard.device)))
-    if int(usable.sum()) >= FEWEST:
+    if usable.sum() >= FEWEST:
         run = features if isinstance(model, VisionModel) else logits_of
         cuts = transplant(data, per_image=2)
         plain, moved = (rows.double() for rows in cuts._over(run, model))
