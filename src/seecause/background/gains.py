@@ -151,10 +151,10 @@ class Erased:
                 expected = "data with other objects on the same backgrounds, or guard=False"
                 raise BadOption("fill", "swap", expected)
             return found
-        device = data.images.device
-        hard = masks.hard[rows].to(device)
-        inside = None if masks.inside is None else masks.inside[rows].to(device)
-        erased = erase(self.model, data.images[rows], hard, self.fill, inside=inside)
+        images = data.images[rows]
+        hard = masks.hard[rows].to(images.device)
+        inside = None if masks.inside is None else masks.inside[rows].to(images.device)
+        erased = erase(self.model, images, hard, self.fill, inside=inside)
         return [erased[ERASED.index(view)] for view in views]
 
     def record(self) -> dict[str, Any]:

@@ -262,9 +262,8 @@ def fit_last_layer(model: VisionModel, splits: Splits) -> Candidate:
     """A new last layer on versions, classes balanced, ridge; or part of the way to it."""
     anchored = splits.need_classes(model, "a new last layer")
     features, labels = splits.train.features(model)[1], splits.train.labels
-    old = _layer_or_none(model)
-    anchor = old if anchored else None
-    layer = new_layer(features, labels, classes=model.n_classes, anchor=anchor)
+    old = last_layer(model) if anchored else _layer_or_none(model)
+    layer = new_layer(features, labels, classes=model.n_classes, anchor=old if anchored else None)
     layers = {1.0: layer}
     if old is not None and old.weight.shape == layer.weight.shape:
         layers = {share: old.towards(layer, share) for share in TRUST}

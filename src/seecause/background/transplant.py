@@ -7,10 +7,10 @@ Transplants put the object of image i on the background of image j:
                             another patch of j          in it: j's mask grown by one patch
 
 The patches that fill an erased region are drawn from the patches of j outside of it. The object is
-cut by pixels, with soft edges. Every draw is a hash of (seed,
-image, number of the transplant): the first four of eight transplants are those of `per_image=4`.
-Images may be raw or normalised, because copying and mixing commute with normalisation. Transplants
-are rendered when they are indexed, so eight for each image take the memory of one batch.
+cut by pixels, with soft edges. Every draw is a hash of (seed, image, number of the transplant): the
+first four of eight transplants are those of `per_image=4`. Images may be raw or normalised, because
+copying and mixing commute with normalisation. Transplants are rendered when they are indexed, so
+eight for each image take the memory of one batch.
 
 Images are told apart by their content (`content_keys`): neither the order of the images nor the
 names of their folders decides which are put together. Donors of an image are drawn without
@@ -223,8 +223,7 @@ def transplant(
             donors,
         )
     source, *drawn = (each.to(device) for each in (source, donor, number))
-    control = torch.zeros_like(source, dtype=torch.bool)
-    return Versions(data, source, *drawn, control=control, seed=seed)
+    return Versions(data, source, *drawn, control=torch.zeros_like(source).bool(), seed=seed)
 
 
 def versions_to_learn(data: LabelledImages, per_image: int, *, seed: int) -> Versions:
